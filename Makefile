@@ -1,0 +1,125 @@
+# Every target sets up what it needs: `make test` works on a bare machine. PYTHON=... chooses the interpreter, V=1 shows all.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+SHELL := /bin/bash
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONDONTWRITEBYTECODE := 1
+unexport PYTHONPATH PYTHONHOME
+
+quiet := tools/quiet.sh
+python := .venv/bin/python
+source_dirs := transfer_engine tools native proxy efa cx7
+sources := $(sort $(shell find $(source_dirs) -type f -not -path '*/__pycache__/*' 2>/dev/null))
+cxx_files := $(shell find native proxy efa cx7 tools tests -name '*.cc' -o -name '*.h' 2>/dev/null)
+# Tests keep to the loopback interface.
+loopback_only := TE_NICS=lo
+native_tests := $(loopback_only) SHOW='test cases:.*skipped' $(quiet)
+
+# Set-up is stale when .venv was moved or does not run any more, or when another interpreter is asked for.
+ifneq ($(shell cat .venv/.home 2>/dev/null; $(python) -c 'print("runs")' 2>/dev/null),$(realpath .) runs)
+stale := FORCE
+else ifneq ($(PYTHON),)
+ifneq ($(shell cat .venv/.python 2>/dev/null),$(PYTHON))
+stale := FORCE
+endif
+endif
+
+.PHONY: help setup build wheel loopback test test-native test-asan test-tsan test-python lint format bench soak clean distclean FORCE
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1 - \2/p' Makefile | awk -F' - ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+# --- set-up and build ---------------------------------------------------------------------------------------------------
+setup: .venv/.setup ## system packages (as root), .venv with build tools and linters
+.venv/.setup: pyproject.toml tools/setup.sh $(stale)
+	@tools/setup.sh venv
+
+build: .venv/.wheel ## the wheel, built and installed in .venv
+wheel: dist/.stamp ## the wheel, in dist/
+	@ls dist/*.whl
+
+build/sources.txt: FORCE
+	@mkdir -p build; printf '%s\n' $(sources) | cmp -s - $@ || printf '%s\n' $(sources) >$@
+
+# The build directory stays, so that only what changed is compiled again.
+dist/.stamp: .venv/.setup build/sources.txt $(sources) CMakeLists.txt pyproject.toml LICENSE
+	@rm -rf dist; mkdir -p dist
+	@$(quiet) "build wheel" $(python) -m pip wheel --no-build-isolation --no-deps -w dist -C build-dir=build/wheel .
+	@touch $@
+
+# The first installation brings the dependencies, the second the files, even if the version is the same.
+.venv/.wheel: dist/.stamp
+	@$(quiet) "install dependencies" $(python) -m pip install "$$(echo $(CURDIR)/dist/*.whl)[test]"
+	@$(quiet) "install wheel" $(python) -m pip install --force-reinstall --no-deps dist/*.whl
+	@touch $@
+
+# native(DIRECTORY, OPTIONS): configure and build te_tests in build/DIRECTORY.
+define native
+	@test -e build/$(1)/build.ninja || $(quiet) "configure $(1)" cmake -S . -B build/$(1) -G Ninja -DTE_TESTS=ON $(2)
+	@$(quiet) "compile $(1)" cmake --build build/$(1)
+endef
+
+# --- tests --------------------------------------------------------------------------------------------------------------
+loopback: .venv/.wheel ## prove that two processes of this machine can talk, over tcp and shm
+	@for transport in tcp shm; do \
+	  $(loopback_only) .venv/bin/transfer-engine loopback --transport $$transport || exit; \
+	done
+
+test: test-native test-asan test-tsan test-python ## all tests: native, under the sanitizers, Python
+
+test-native: .venv/.setup ## native tests
+	$(call native,native,-DTE_WERROR=ON)
+	@$(native_tests) "test native" build/native/te_tests
+
+test-asan: .venv/.setup ## native tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call native,asan,-DTE_SANITIZE=address)
+	@LSAN_OPTIONS=suppressions=tests/native/lsan.supp UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(native_tests) "test asan" build/asan/te_tests
+
+# ThreadSanitizer cannot map its memory where addresses are randomised widely; setarch -R turns that off for the process.
+test-tsan: .venv/.setup ## native tests under ThreadSanitizer
+	$(call native,tsan,-DTE_SANITIZE=thread)
+	@TSAN_OPTIONS=suppressions=tests/native/tsan.supp:second_deadlock_stack=1 \
+	  $(native_tests) "test tsan" $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/te_tests
+
+# pytest runs outside of the source tree, so that it can only import the installed wheel.
+pytest = mkdir -p build/run && cd build/run && $(loopback_only) ../../$(python) -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider
+ARGS ?=
+test-python: .venv/.wheel ## Python tests against the installed wheel; ARGS="-k name" for pytest
+	@$(pytest) -q $(ARGS) ../../tests
+
+soak: .venv/.wheel ## tests that run for minutes
+	@$(pytest) -m soak --timeout 3600 $(ARGS) ../../tests
+
+bench: .venv/.wheel ## host overhead, bandwidth, rate and latency on this machine
+	@$(quiet) "configure bench" cmake -S . -B build/bench -G Ninja -DTE_BENCH=ON -DTE_LTO=ON
+	@$(quiet) "compile bench" cmake --build build/bench
+	@for program in build/bench/bench_*; do test ! -x $$program || $(loopback_only) $$program || exit; done
+	@$(loopback_only) .venv/bin/transfer-engine bench
+
+# --- style --------------------------------------------------------------------------------------------------------------
+# mypy sees the package as it is installed: tools/ as transfer_engine/tools.
+lint: .venv/.setup ## ruff, mypy, clang-format, compiler warnings
+	@$(quiet) "ruff check" ruff check .
+	@$(quiet) "ruff format" ruff format --check .
+	@rm -rf build/typing; mkdir -p build/typing/transfer_engine
+	@ln -s $(addprefix $(CURDIR)/,$(wildcard transfer_engine/*)) build/typing/transfer_engine
+	@ln -s $(CURDIR)/tools build/typing/transfer_engine/tools
+	@$(quiet) "mypy" env MYPYPATH=build/typing $(python) -m mypy --config-file pyproject.toml -p transfer_engine
+	@$(quiet) "clang-format" bash -o pipefail -c \
+	  'clang-format --dry-run -Werror "$$@" 2>&1 | sed -n "s/ code should be clang-formatted.*/ run make format/p"' - $(cxx_files)
+	$(call native,native,-DTE_WERROR=ON)
+
+format: .venv/.setup ## rewrite the sources as lint wants them
+	@ruff check --fix --exit-zero --quiet .
+	@ruff format --quiet .
+	@clang-format -i $(cxx_files)
+
+# --- leftovers ------------------------------------------------------------------------------------------------------------
+clean: ## what was built; .venv stays
+	@rm -rf build dist
+distclean: clean ## .venv too
+	@rm -rf .venv

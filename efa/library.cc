@@ -1,0 +1,99 @@
+#include "efa/library.h"
+
+#ifdef TE_HAVE_LIBFABRIC
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+namespace te::efa {
+namespace {
+
+// The symbol version that carries the structures of the headers we were built with (libfabric.map of each release).
+// A newer library keeps the old ones, so that one build runs with every library that is not older than its headers.
+constexpr int kAbi = FI_MAJOR_VERSION == 1 ? (FI_MINOR_VERSION < 20 ? 3 : 7)
+                     : FI_MAJOR_VERSION == 2 && FI_MINOR_VERSION < 5 ? 8
+                                                                     : 9;
+
+// The newest of the versions `newest` down to `oldest` of a symbol that the library has.
+void* find_symbol(void* handle, const char* name, int newest, int oldest) {
+  for (int abi = newest; abi >= oldest; --abi) {
+    if (void* symbol = dlvsym(handle, name, format("FABRIC_1.%d", abi).c_str())) return symbol;
+  }
+  return nullptr;
+}
+
+template <typename Function>
+bool bind(void* handle, const char* name, int oldest, Function* out) {
+  *out = reinterpret_cast<Function>(find_symbol(handle, name, kAbi, oldest));
+  return *out != nullptr;
+}
+
+Error load(Library* library) {
+  const char* named = std::getenv("TE_LIBFABRIC");
+  const std::string file = named != nullptr && *named != '\0' ? named : "libfabric.so.1";
+  void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    return Error(Status::kTransportUnavailable,
+                 format("%s not found: install libfabric1 (Debian, Ubuntu), libfabric (others) or AWS's EFA installer, or "
+                        "set TE_LIBFABRIC to its path (%s)",
+                        file.c_str(), dlerror()));
+  }
+  decltype(&::fi_version) version = nullptr;
+  decltype(&::fi_tostr) tostr = nullptr;
+  // fi_getinfo and its kin must have exactly the ABI of our headers; the others have not changed since 1.0 or 1.1.
+  const bool complete = bind(handle, "fi_version", 0, &version) && bind(handle, "fi_tostr", 0, &tostr) &&
+                        bind(handle, "fi_strerror", 0, &library->strerror) &&
+                        bind(handle, "fi_fabric", 1, &library->fabric) &&
+                        bind(handle, "fi_getinfo", kAbi, &library->getinfo) &&
+                        bind(handle, "fi_freeinfo", kAbi, &library->freeinfo) &&
+                        bind(handle, "fi_dupinfo", kAbi, &library->dupinfo);
+  if (!complete) {
+    const uint32_t found = version != nullptr ? version() : 0;
+    dlclose(handle);
+    return Error(Status::kTransportUnavailable,
+                 format("%s is libfabric %u.%u, older than the headers this package was built with (%d.%d): install a newer one",
+                        file.c_str(), FI_MAJOR(found), FI_MINOR(found), FI_MAJOR_VERSION, FI_MINOR_VERSION));
+  }
+  library->version = version();
+  const char* text = tostr("", FI_TYPE_VERSION);
+  library->name = text != nullptr && *text != '\0'
+                      ? format("libfabric %s", text)
+                      : format("libfabric %u.%u", FI_MAJOR(library->version), FI_MINOR(library->version));
+  return {};
+}
+
+}  // namespace
+
+std::string Library::describe(int64_t code) const {
+  const int number = static_cast<int>(code < 0 ? -code : code);
+  return format("%s (%d)", strerror(number), number);
+}
+
+Error load_library(const Library** out) {
+  static std::mutex mutex;
+  static Library library;
+  static bool loaded = false;
+  const std::lock_guard lock(mutex);
+  if (!loaded) {
+    SignalGuard guard;
+    Library candidate;
+    if (Error error = load(&candidate)) return error;
+    library = candidate;
+    loaded = true;
+  }
+  *out = &library;
+  return {};
+}
+
+SignalGuard::SignalGuard() {
+  for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], nullptr, &saved_[i]);
+}
+
+SignalGuard::~SignalGuard() {
+  for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &saved_[i], nullptr);
+}
+
+}  // namespace te::efa
+#endif

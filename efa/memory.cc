@@ -1,0 +1,113 @@
+// Registration of memory. Runs in any thread.
+#include <cerrno>
+#include <cinttypes>
+
+#include "efa/nic.h"
+#include "native/system.h"
+
+#ifdef TE_HAVE_LIBFABRIC
+namespace te::efa {
+namespace {
+
+constexpr uint64_t kAccess = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+
+Error refuse(const MemorySpan& span, int reason, const std::string& why) {
+  return Error(Status::kRegistration,
+               format("cannot register %" PRIu64 " bytes at %p: %s", span.length, span.address, why.c_str()), reason);
+}
+
+// A device refuses memory that is missing or read-only when it pins the pages. The software providers take anything and
+// would fault later, in the target's process or in the middle of a connection, so the mappings are looked up here.
+Error check_mappings(const MemorySpan& span) {
+  const auto begin = reinterpret_cast<uintptr_t>(span.address);
+  const uintptr_t end = begin + span.length;
+  FILE* maps = std::fopen("/proc/self/maps", "re");
+  if (maps == nullptr) return {};  // no /proc: the caller's word must do
+  uintptr_t covered = begin;
+  bool writable = true;
+  char* line = nullptr;
+  size_t capacity = 0;
+  while (covered < end && getline(&line, &capacity, maps) > 0) {
+    uintptr_t from = 0, to = 0;
+    char rights[8] = {};
+    if (std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %7s", &from, &to, rights) != 3 || to <= covered) continue;
+    if (from > covered) break;  // a hole
+    writable = rights[0] == 'r' && rights[1] == 'w';
+    if (!writable) break;
+    covered = to;
+  }
+  std::free(line);
+  std::fclose(maps);
+  if (!writable) return refuse(span, EACCES, "it is not readable and writable");
+  if (covered < end) return refuse(span, EFAULT, "it is not mapped as a whole");
+  return {};
+}
+
+}  // namespace
+
+Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
+  const auto begin = reinterpret_cast<uintptr_t>(span.address);
+  if (span.length == 0 || span.address == nullptr) return refuse(span, EINVAL, "the range is empty");
+  if (begin + span.length < begin) return refuse(span, ERANGE, "the range wraps around");
+  const bool device = span.device_kind != TE_DEVICE_HOST;
+  if (device && !capabilities_.device_memory) {
+    return refuse(span, EOPNOTSUPP, format("%s on NIC %s cannot reach GPU memory", info_->fabric_attr->prov_name, description_.name.c_str()));
+  }
+  if (kind_ != Kind::kEfa) {
+    if (Error error = check_mappings(span)) return error;
+  }
+  const uint64_t mode = static_cast<uint64_t>(info_->domain_attr->mr_mode);
+  const size_t key_bytes = info_->domain_attr->mr_key_size;
+  const uint64_t key_mask = key_bytes >= 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * key_bytes)) - 1;
+  const iovec range{span.address, span.length};
+  fi_mr_attr attributes{};
+  attributes.mr_iov = &range;
+  attributes.iov_count = 1;
+  attributes.access = kAccess;
+  attributes.iface = device ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
+  if (device) attributes.device.cuda = span.device_index;
+  fid_mr* memory = nullptr;
+  int status = 0;
+  // Own keys are random: a key is a capability, and a stale one must not hit another region. Two may collide, then the
+  // provider refuses and another one is drawn.
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    if ((mode & FI_MR_PROV_KEY) == 0) {
+      if (!random_bytes(&attributes.requested_key, sizeof attributes.requested_key)) return refuse(span, EIO, "no random bytes from the kernel");
+      attributes.requested_key &= key_mask;
+    }
+    status = fi_mr_regattr(objects_.domain.get(), &attributes, 0, &memory);
+    if (status != -FI_ENOKEY || (mode & FI_MR_PROV_KEY) != 0) break;
+  }
+  if (status != 0) return refuse(span, -status, format("%s: %s", info_->fabric_attr->prov_name, library_.describe(status).c_str()));
+  FidPtr<fid_mr> owner(memory);
+  if ((mode & FI_MR_ENDPOINT) != 0) {
+    status = fi_mr_bind(memory, &endpoint_->fid, 0);
+    if (status == 0) status = fi_mr_enable(memory);
+    if (status != 0) return refuse(span, -status, library_.describe(status));
+  }
+  key->base = (mode & FI_MR_VIRT_ADDR) != 0 ? begin : 0;
+  key->remote_key = fi_mr_key(memory);
+  key->local_key = reinterpret_cast<uint64_t>(fi_mr_desc(memory));
+  key->handle = memory;
+  const std::lock_guard lock(memory_mutex_);
+  objects_.memory.emplace(memory, std::move(owner));
+  return {};
+}
+
+Error Nic::deregister_memory(const MemoryKey& key) {
+  auto* memory = static_cast<fid_mr*>(key.handle);
+  {
+    const std::lock_guard lock(memory_mutex_);
+    const auto found = objects_.memory.find(memory);
+    if (found == objects_.memory.end()) return Error(Status::kRegistration, "this memory is not registered on this NIC", EINVAL);
+    (void)found->second.release();
+    objects_.memory.erase(found);
+  }
+  const int status = fi_close(&memory->fid);
+  if (status == 0) return {};
+  return Error(Status::kRegistration, format("fi_close of a memory region on NIC %s: %s", description_.name.c_str(),
+                                             library_.describe(status).c_str()), -status);
+}
+
+}  // namespace te::efa
+#endif

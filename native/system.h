@@ -1,0 +1,61 @@
+// The few things the core asks of the operating system: time, randomness, futexes, a pause instruction, fork detection.
+#pragma once
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace te {
+
+inline int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
+
+// now + timeout without overflow; negative timeouts are the caller's to resolve.
+inline int64_t deadline_after(int64_t now, int64_t timeout_ns) {
+  return timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
+}
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Unpredictable bytes: identities, tokens, keys.
+inline bool random_bytes(void* out, size_t length) {
+  auto* bytes = static_cast<uint8_t*>(out);
+  while (length > 0) {
+    const ssize_t got = getrandom(bytes, length, 0);
+    if (got <= 0) return false;
+    bytes += got;
+    length -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+// Sleeps while *word == expected, until a wake or the time-out. Spurious returns are allowed: callers loop.
+inline void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns) {
+  timespec t{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, timeout_ns < 0 ? nullptr : &t, nullptr, 0);
+}
+
+inline void futex_wake_all(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+// How many forks lie between this process and the one that loaded the library: an engine remembers the value at
+// its start, and a different one later means that the handle was inherited by a child.
+uint32_t fork_generation();
+
+}  // namespace te

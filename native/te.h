@@ -1,0 +1,315 @@
+/* te.h: the whole ABI between the C++ core and everything above it.
+ *
+ * Rules of this boundary: opaque handles and fixed-width integers; a call that can fail returns a te_status (or a null
+ * pointer) and fills the te_error it was given; outputs come last and are set only on success. Every call may be made
+ * from any thread and none takes the Python GIL. Nothing here aborts, exits or throws. Times are nanoseconds; a
+ * timeout below zero means the engine's default, zero means "do not wait".
+ *
+ * The part between the two CDEF marks is plain C without macros: cffi reads it as it stands. */
+#ifndef TE_H_
+#define TE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* BEGIN CDEF */
+
+enum {
+  TE_ABI_VERSION = 1,
+  TE_MAX_NICS = 16,
+  TE_NIC_ADDRESS_BYTES = 96,  /* the longest provider address that is carried */
+  TE_ADDRESS_BYTES = 2048,    /* an upper bound of an encoded address */
+  TE_DESCRIPTOR_BYTES = 4096, /* an upper bound of an encoded region or counter descriptor */
+  TE_MESSAGE_BYTES = 320,     /* length of te_error.message, terminator included */
+  TE_NAME_BYTES = 64
+};
+
+typedef enum te_status {
+  TE_OK = 0,
+  TE_AGAIN = 1,                      /* nothing is wrong: not finished yet, or nothing there */
+  TE_ERR_ARGUMENT = -1,              /* a value that can never work (lengths that differ, an unknown enumerator) */
+  TE_ERR_RANGE = -2,                 /* an offset or index outside its region, 64-bit overflow included */
+  TE_ERR_CONFIG = -3,                /* a setting that cannot be honoured here */
+  TE_ERR_TRANSPORT_UNAVAILABLE = -4, /* library, provider or device missing; message says which */
+  TE_ERR_REGISTRATION = -5,
+  TE_ERR_PEER_UNREACHABLE = -6,
+  TE_ERR_PEER_LOST = -7,
+  TE_ERR_PEER_RESTARTED = -8,
+  TE_ERR_REMOTE_ACCESS = -9,
+  TE_ERR_REGION_CLOSED = -10,
+  TE_ERR_TIMEOUT = -11,
+  TE_ERR_CANCELLED = -12,
+  TE_ERR_TRANSPORT = -13,
+  TE_ERR_CLOSED = -14,               /* the engine (or counter) was closed */
+  TE_ERR_FORKED = -15,               /* the handle belongs to the parent of this process */
+  TE_ERR_EXHAUSTED = -16,            /* a fixed table is full: ids, regions, peers, slots */
+  TE_ERR_DESCRIPTOR = -17            /* foreign, truncated or damaged bytes */
+} te_status;
+
+typedef struct te_engine te_engine;
+typedef struct te_transfer te_transfer; /* the outcome of one operation; owned by the caller until te_transfer_release */
+
+typedef struct te_error {
+  int32_t status;          /* te_status */
+  int32_t nic;             /* index of the local NIC, -1 when none is involved */
+  int32_t provider_status; /* errno-like number of the provider, 0 when none */
+  int32_t peer;            /* peer index, -1 when none */
+  int64_t elapsed_ns;      /* since the operation was submitted, 0 when it never was */
+  char message[320];       /* what and where, with the values; always terminated */
+} te_error;
+
+enum { TE_POLL_AUTO = 0, TE_POLL_BUSY = 1, TE_POLL_ADAPTIVE = 2 };
+enum { TE_PAGES_AUTO = 0, TE_PAGES_EACH = 1, TE_PAGES_LAST = 2 };
+enum { TE_CORE_AUTO = -1, TE_CORE_NONE = -2 };
+
+/* Zero (or NULL) in a field that says so means "choose". te_settings_defaults fills all of it. */
+typedef struct te_settings {
+  uint32_t struct_bytes;        /* sizeof(te_settings) of the caller; checked */
+  uint32_t nic_count;           /* 0: as many as `nics` names, else the transport's choice */
+  const char *transport;        /* "sim" | "tcp" | "shm" | "efa" | "cx7" */
+  const char *nics;             /* comma-separated interface names, addresses or device names; NULL or "": choose */
+  const char *sim;              /* options of the simulated fabric, "key=value,..."; NULL: none */
+  uint8_t identity[16];         /* all zero: random */
+  int64_t default_timeout_ns;   /* deadline of a transfer that names none */
+  int64_t connect_timeout_ns;   /* until PEER_UNREACHABLE */
+  int64_t peer_timeout_ns;      /* silence after which a peer is lost */
+  int64_t close_timeout_ns;
+  int64_t spin_ns;              /* adaptive polling: spin this long before sleeping */
+  uint32_t polling;             /* TE_POLL_* */
+  int32_t core;                 /* CPU of the worker thread, or TE_CORE_* */
+  uint32_t operations;          /* slots of the operation slab (power of two) */
+  uint32_t operations_per_peer; /* cap of submitted, unfinished operations towards one peer */
+  uint32_t nic_depth;           /* work requests in flight per NIC; 0: the provider's */
+  uint32_t peer_depth;          /* work requests in flight per NIC and peer; 0: nic_depth */
+  uint32_t immediate_window;    /* immediates in flight that this engine grants to each peer and NIC */
+  uint32_t assembly_slots;      /* slots granted to each peer for writes cut over NICs */
+  uint32_t message_window;      /* control and message fragments in flight per peer */
+  uint32_t max_message_bytes;   /* longest message accepted by send */
+  uint64_t message_queue_bytes; /* unreceived message bytes granted to each peer */
+  uint64_t chunk_bytes;         /* longest single write posted; 0: the provider's */
+  uint64_t shard_bytes;         /* a write is cut over k NICs when each part has at least this much */
+  uint32_t page_immediates;     /* TE_PAGES_* */
+  uint32_t max_peers;
+  uint32_t max_regions;         /* local regions, and as many remote ones */
+  uint32_t max_counters;
+  uint16_t port_low, port_high; /* listening ports to use; 0, 0: any */
+  uint32_t bursts;              /* work requests posted towards one peer before others get their turn */
+} te_settings;
+
+typedef struct te_nic_address {
+  uint32_t length;
+  uint8_t bytes[96];
+} te_nic_address;
+
+typedef struct te_address {
+  uint8_t identity[16];
+  uint64_t generation;
+  uint32_t nic_count;
+  char transport[16];
+  te_nic_address nics[16];
+} te_address;
+
+typedef struct te_region_descriptor {
+  te_address address;   /* of the engine that owns the region */
+  uint64_t serial;      /* never reused by that engine */
+  uint64_t length;      /* bytes */
+  int32_t device_kind;  /* TE_DEVICE_* */
+  int32_t device_index;
+  uint64_t base[16];    /* per NIC: the address that offset 0 has on the wire */
+  uint64_t key[16];     /* per NIC: the remote key */
+} te_region_descriptor;
+
+typedef struct te_counter_descriptor {
+  te_address address;
+  uint64_t serial;
+} te_counter_descriptor;
+
+enum { TE_DEVICE_HOST = 0, TE_DEVICE_CUDA = 1 };
+
+typedef struct te_engine_info {
+  uint8_t identity[16];
+  uint64_t generation;
+  uint32_t nic_count;
+  uint32_t polling;             /* TE_POLL_BUSY or TE_POLL_ADAPTIVE: what was chosen */
+  int32_t core;                 /* CPU of the worker, -1 when it is not pinned */
+  uint32_t delivery_complete;   /* 1: completion of a write proves that it was placed */
+  uint32_t ordered_writes;      /* 1: writes of one NIC to one peer are placed in order */
+  uint32_t keys_enforced;       /* 1: the network refuses a stale key */
+  uint32_t max_message_fragment;
+  uint32_t wait_fd;             /* 1: the transport can sleep */
+  uint64_t max_write_bytes;     /* longest single work request */
+  char transport[64];
+  char provider[64];            /* e.g. "net", "tcp;ofi_rxm", "shm" */
+  char library[64];             /* e.g. "libfabric 1.17.0" */
+} te_engine_info;
+
+typedef struct te_nic_info {
+  char name[64];
+  te_nic_address address;
+  uint32_t up;
+  uint32_t depth;               /* work requests that may be in flight */
+  uint32_t in_flight;
+  uint64_t writes, write_bytes, sends, receives, immediates, reads, errors, busy; /* busy: posts refused for now */
+} te_nic_info;
+
+enum { TE_PEER_IDLE = 0, TE_PEER_CONNECTING = 1, TE_PEER_CONNECTED = 2, TE_PEER_LOST = 3, TE_PEER_CLOSED = 4 };
+
+typedef struct te_peer_info {
+  te_address address;
+  uint32_t state;               /* TE_PEER_* */
+  uint32_t operations;          /* submitted and unfinished */
+  uint32_t in_flight;           /* work requests */
+  uint64_t writes, write_bytes, messages_sent, messages_received, immediates_received, errors;
+  int64_t silence_ns;           /* since the last sign of life */
+} te_peer_info;
+
+typedef struct te_stats {
+  uint64_t submitted, completed, failed, polls, sleeps, wakeups;
+  uint64_t stray_messages, stray_immediates, damaged_messages;
+  uint32_t operations_in_use, transfers_alive, regions, remote_regions, counters, peers;
+} te_stats;
+
+enum {
+  TE_EVENT_TRANSFER = 1,  /* `transfer`, for which te_transfer_notify was called, has ended */
+  TE_EVENT_PEER_LOST = 2, /* `peer` */
+  TE_EVENT_MESSAGE = 3    /* at least one message waits */
+};
+
+typedef struct te_event {
+  uint32_t kind;
+  int32_t peer;
+  uint64_t user;          /* of te_transfer_notify */
+  te_transfer *transfer;
+} te_event;
+
+typedef struct te_message {
+  int32_t peer;           /* the sender's index: te_peer_info gives its address */
+  uint64_t length;
+  const uint8_t *data;    /* valid until te_message_release */
+  void *owner;
+} te_message;
+
+enum { TE_NONE = 0xFFFFFFFFu };              /* "no counter" */
+enum { TE_FLAG_FLUSH = 1 };                  /* a read behind the write, on the same queue, before it counts as done */
+
+/* One contiguous write. Handles: region from te_region_register, remote from te_remote_region, counter from te_remote_counter. */
+typedef struct te_write_args {
+  uint32_t region, remote, counter, flags;
+  uint64_t source_offset, target_offset, length;
+} te_write_args;
+
+/* Page i is page_bytes long, from source_offset + source[i] * source_stride to target_offset + target[i] * target_stride.
+ * index_bytes is 4 (int32) or 8 (int64). The arrays are read during the call only. */
+typedef struct te_page_args {
+  uint32_t region, remote, counter, flags;
+  uint64_t source_offset, target_offset, source_stride, target_stride, page_bytes, count;
+  const void *source, *target;
+  uint32_t source_index_bytes, target_index_bytes;
+} te_page_args;
+
+typedef struct te_batch_entry {
+  uint32_t is_pages;       /* 0: `write`, 1: `pages` */
+  te_write_args write;
+  te_page_args pages;
+} te_batch_entry;
+
+/* --- library -------------------------------------------------------------------------------------------------------- */
+int32_t te_abi_version(void);
+uint64_t te_struct_bytes(const char *name); /* sizeof a struct by its name ("te_settings", ...), 0 if unknown */
+const char *te_status_name(int32_t status);
+void te_settings_defaults(te_settings *settings);
+/* Is this transport usable here? TE_OK and `info` (provider and library names), or TE_ERR_TRANSPORT_UNAVAILABLE and the reason. */
+int32_t te_transport_probe(const char *transport, te_engine_info *info, te_error *error);
+
+/* --- bytes that travel ------------------------------------------------------------------------------------------------- */
+int32_t te_address_encode(const te_address *address, uint8_t *bytes, uint64_t capacity, uint64_t *length, te_error *error);
+int32_t te_address_decode(const uint8_t *bytes, uint64_t length, te_address *address, te_error *error);
+int32_t te_region_descriptor_encode(const te_region_descriptor *d, uint8_t *bytes, uint64_t capacity, uint64_t *length, te_error *error);
+int32_t te_region_descriptor_decode(const uint8_t *bytes, uint64_t length, te_region_descriptor *d, te_error *error);
+int32_t te_counter_descriptor_encode(const te_counter_descriptor *d, uint8_t *bytes, uint64_t capacity, uint64_t *length, te_error *error);
+int32_t te_counter_descriptor_decode(const uint8_t *bytes, uint64_t length, te_counter_descriptor *d, te_error *error);
+
+/* --- engine ---------------------------------------------------------------------------------------------------------- */
+int32_t te_engine_open(const te_settings *settings, te_engine **engine, te_error *error);
+/* Stops the worker, fails what is pending with TE_ERR_CLOSED, says goodbye to peers. Idempotent. */
+int32_t te_engine_close(te_engine *engine, int64_t timeout_ns, te_error *error);
+/* Frees the memory. After it no handle of the engine but its transfers (until released) may be used. Closes first if need be. */
+void te_engine_free(te_engine *engine);
+int32_t te_engine_describe(te_engine *engine, te_engine_info *info, te_error *error);
+int32_t te_engine_address(te_engine *engine, te_address *address, te_error *error);
+int32_t te_engine_stats(te_engine *engine, te_stats *stats, te_error *error);
+int32_t te_nic_describe(te_engine *engine, uint32_t nic, te_nic_info *info, te_error *error);
+/* A test hook of the simulated fabric: "nic_down 1", "nic_up 1", "kill", "partition ...": see native/sim. */
+int32_t te_engine_inject(te_engine *engine, const char *command, te_error *error);
+
+/* --- memory ------------------------------------------------------------------------------------------------------------ */
+int32_t te_region_register(te_engine *engine, void *address, uint64_t length, int32_t device_kind, int32_t device_index,
+                           uint32_t *region, te_error *error);
+int32_t te_region_describe(te_engine *engine, uint32_t region, te_region_descriptor *descriptor, te_error *error);
+/* Refuses new use at once, revokes the region at every holder, waits until all have drained (or are lost and fenced), deregisters.
+ * TE_ERR_TIMEOUT: some holder has not answered; the region stays refused and registered, call again. Idempotent. */
+int32_t te_region_close(te_engine *engine, uint32_t region, int64_t timeout_ns, te_error *error);
+/* A handle for a peer's region; the same descriptor gives the same handle. */
+int32_t te_remote_region(te_engine *engine, const te_region_descriptor *descriptor, uint32_t *remote, te_error *error);
+
+/* --- counters ---------------------------------------------------------------------------------------------------------- */
+int32_t te_counter_open(te_engine *engine, uint32_t *counter, te_error *error);
+int32_t te_counter_describe(te_engine *engine, uint32_t counter, te_counter_descriptor *descriptor, te_error *error);
+int32_t te_counter_value(te_engine *engine, uint32_t counter, uint64_t *value, te_error *error);
+/* TE_OK: reached. TE_AGAIN: not within timeout_ns. `peers` (indices) may be NULL; the loss of one gives TE_ERR_PEER_LOST. */
+int32_t te_counter_wait(te_engine *engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
+                        const int32_t *peers, uint32_t peer_count, te_error *error);
+/* The same as an operation: ends when reached; deadline timeout_ns. */
+te_transfer *te_counter_reached(te_engine *engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
+                                const int32_t *peers, uint32_t peer_count, te_error *error);
+int32_t te_counter_close(te_engine *engine, uint32_t counter, int64_t timeout_ns, te_error *error);
+int32_t te_remote_counter(te_engine *engine, const te_counter_descriptor *descriptor, uint32_t *counter, te_error *error);
+
+/* --- peers -------------------------------------------------------------------------------------------------------------- */
+/* The index of the peer with this address; does not connect. The same identity and generation give the same index. */
+int32_t te_peer(te_engine *engine, const te_address *address, int32_t *peer, te_error *error);
+int32_t te_peer_describe(te_engine *engine, int32_t peer, te_peer_info *info, te_error *error);
+te_transfer *te_peer_connect(te_engine *engine, int32_t peer, int64_t timeout_ns, te_error *error);
+te_transfer *te_peer_disconnect(te_engine *engine, int32_t peer, int64_t timeout_ns, te_error *error);
+/* Ends when nothing of that peer can land any more in memory of this engine. */
+te_transfer *te_peer_fence(te_engine *engine, int32_t peer, int64_t timeout_ns, te_error *error);
+
+/* --- transfers: NULL means refused, with the reason in `error` and nothing posted -------------------------------------------- */
+te_transfer *te_write(te_engine *engine, uint32_t region, uint64_t source_offset, uint32_t remote, uint64_t target_offset,
+                      uint64_t length, uint32_t counter, uint32_t flags, int64_t timeout_ns, te_error *error);
+te_transfer *te_write_pages(te_engine *engine, const te_page_args *pages, int64_t timeout_ns, te_error *error);
+/* All entries are checked before the first is posted; one transfer for all of them. */
+te_transfer *te_write_batch(te_engine *engine, const te_batch_entry *entries, uint64_t count, int64_t timeout_ns, te_error *error);
+te_transfer *te_send(te_engine *engine, int32_t peer, const void *data, uint64_t length, int64_t timeout_ns, te_error *error);
+
+/* TE_OK once ended (see te_transfer_result), TE_AGAIN after timeout_ns. Spins briefly, then sleeps. */
+int32_t te_transfer_wait(te_transfer *transfer, int64_t timeout_ns);
+/* TE_AGAIN while under way, else the final status; `error` is filled for failures. */
+int32_t te_transfer_result(te_transfer *transfer, te_error *error);
+/* 1: no work request of it can land any more. */
+int32_t te_transfer_quiesced(te_transfer *transfer);
+int32_t te_transfer_wait_quiesced(te_transfer *transfer, int64_t timeout_ns); /* TE_OK or TE_AGAIN */
+/* Asks for a TE_EVENT_TRANSFER with `user`. Returns 1 when the transfer has ended already: no event will come. At most once. */
+int32_t te_transfer_notify(te_transfer *transfer, uint64_t user);
+int32_t te_transfer_cancel(te_transfer *transfer);
+void te_transfer_release(te_transfer *transfer);
+
+/* --- messages ----------------------------------------------------------------------------------------------------------- */
+int32_t te_message_receive(te_engine *engine, int64_t timeout_ns, te_message *message, te_error *error); /* TE_AGAIN: none came */
+void te_message_release(te_engine *engine, te_message *message);
+
+/* --- events, for one dispatcher thread --------------------------------------------------------------------------------------- */
+/* Waits up to timeout_ns, then fetches up to `capacity`. TE_AGAIN: none. TE_ERR_CLOSED: the engine has closed and all were fetched. */
+int32_t te_events_fetch(te_engine *engine, int64_t timeout_ns, te_event *events, uint32_t capacity, uint32_t *count, te_error *error);
+int32_t te_events_wake(te_engine *engine); /* makes a waiting te_events_fetch return TE_AGAIN */
+
+/* END CDEF */
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* TE_H_ */

@@ -1,0 +1,347 @@
+// The C entry points of native/te.h: each checks its handle, calls the engine, and turns an Error into the C struct. No exception leaves.
+#include <cstring>
+#include <new>
+
+#include "native/wire.h"
+#include "proxy/engine.h"
+#include "proxy/providers.h"
+
+using te::Engine;
+using te::Error;
+using te::Status;
+
+namespace {
+
+Engine* engine_of(te_engine* handle) { return reinterpret_cast<Engine*>(handle); }
+
+// Runs `body` on an open engine of this process.
+template <typename F>
+int32_t with_engine(te_engine* handle, te_error* error, F&& body) {
+  try {
+    if (handle == nullptr) return te::export_error(Error(Status::kArgument, "no engine"), error);
+    if (Error e = engine_of(handle)->check()) return te::export_error(e, error);
+    return te::export_error(body(*engine_of(handle)), error);
+  } catch (const std::bad_alloc&) {
+    return te::export_error(Error(Status::kExhausted, "out of memory"), error);
+  } catch (const std::exception& failure) {
+    return te::export_error(Error(Status::kTransport, failure.what()), error);
+  }
+}
+
+// The same for calls that give a transfer.
+template <typename F>
+te_transfer* transfer_from(te_engine* handle, te_error* error, F&& body) {
+  te_transfer* transfer = nullptr;
+  const int32_t status = with_engine(handle, error, [&](Engine& engine) {
+    Error e;
+    transfer = body(engine, &e);
+    return e;
+  });
+  return status == TE_OK ? transfer : nullptr;
+}
+
+template <typename T>
+int32_t encode_into(const T& value, uint8_t* bytes, uint64_t capacity, uint64_t* length, te_error* error) {
+  try {
+    const std::vector<uint8_t> encoded = te::encode(value);
+    if (encoded.size() > capacity)
+      return te::export_error(Error(Status::kArgument, te::format("%zu bytes are needed, %llu given", encoded.size(), static_cast<unsigned long long>(capacity))), error);
+    std::memcpy(bytes, encoded.data(), encoded.size());
+    *length = encoded.size();
+    return TE_OK;
+  } catch (const std::bad_alloc&) {
+    return te::export_error(Error(Status::kExhausted, "out of memory"), error);
+  }
+}
+
+bool sane(const te_address& address) {
+  if (address.nic_count == 0 || address.nic_count > TE_MAX_NICS || strnlen(address.transport, sizeof address.transport) == sizeof address.transport) return false;
+  for (uint32_t i = 0; i < address.nic_count; ++i)
+    if (address.nics[i].length == 0 || address.nics[i].length > sizeof address.nics[i].bytes) return false;
+  return true;
+}
+
+Error check_struct(const te_address& address) {
+  return sane(address) ? Error() : Error(Status::kArgument, "the address structure is malformed: use te_address_decode");
+}
+
+template <typename T>
+int32_t decode_from(const uint8_t* bytes, uint64_t length, T* out, te_error* error) {
+  if (bytes == nullptr && length > 0) return te::export_error(Error(Status::kArgument, "no bytes"), error);
+  return te::export_error(te::decode(std::span(bytes, length), out), error);
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t te_abi_version(void) { return TE_ABI_VERSION; }
+
+uint64_t te_struct_bytes(const char* name) {
+  struct Row {
+    const char* name;
+    uint64_t bytes;
+  };
+  static constexpr Row rows[] = {
+      {"te_error", sizeof(te_error)},
+      {"te_settings", sizeof(te_settings)},
+      {"te_nic_address", sizeof(te_nic_address)},
+      {"te_address", sizeof(te_address)},
+      {"te_region_descriptor", sizeof(te_region_descriptor)},
+      {"te_counter_descriptor", sizeof(te_counter_descriptor)},
+      {"te_engine_info", sizeof(te_engine_info)},
+      {"te_nic_info", sizeof(te_nic_info)},
+      {"te_peer_info", sizeof(te_peer_info)},
+      {"te_stats", sizeof(te_stats)},
+      {"te_event", sizeof(te_event)},
+      {"te_message", sizeof(te_message)},
+      {"te_write_args", sizeof(te_write_args)},
+      {"te_page_args", sizeof(te_page_args)},
+      {"te_batch_entry", sizeof(te_batch_entry)},
+  };
+  for (const Row& row : rows)
+    if (name != nullptr && std::strcmp(row.name, name) == 0) return row.bytes;
+  return 0;
+}
+
+const char* te_status_name(int32_t status) { return te::status_name(static_cast<Status>(status)); }
+
+void te_settings_defaults(te_settings* settings) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  *settings = te_settings{};
+  settings->struct_bytes = sizeof(te_settings);
+  settings->default_timeout_ns = 30 * kSecond;
+  settings->connect_timeout_ns = 10 * kSecond;
+  settings->peer_timeout_ns = 3 * kSecond;
+  settings->close_timeout_ns = 5 * kSecond;
+  settings->spin_ns = 50'000;
+  settings->polling = TE_POLL_AUTO;
+  settings->core = TE_CORE_AUTO;
+  settings->operations = 4096;
+  settings->operations_per_peer = 4096;
+  settings->immediate_window = 256;
+  settings->assembly_slots = 32;
+  settings->message_window = 32;
+  settings->max_message_bytes = 1u << 20;
+  settings->message_queue_bytes = 8u << 20;
+  settings->shard_bytes = 64u << 10;
+  settings->max_peers = 1024;
+  settings->max_regions = 1u << 16;
+  settings->max_counters = 1u << 16;
+  settings->bursts = 64;
+}
+
+int32_t te_transport_probe(const char* transport, te_engine_info* info, te_error* error) {
+  try {
+    std::string provider, library;
+    if (Error e = te::probe_transport(transport == nullptr ? "" : transport, &provider, &library)) return te::export_error(e, error);
+    *info = te_engine_info{};
+    std::snprintf(info->transport, sizeof info->transport, "%s", transport);
+    std::snprintf(info->provider, sizeof info->provider, "%s", provider.c_str());
+    std::snprintf(info->library, sizeof info->library, "%s", library.c_str());
+    return TE_OK;
+  } catch (const std::exception& failure) {
+    return te::export_error(Error(Status::kTransportUnavailable, failure.what()), error);
+  }
+}
+
+int32_t te_address_encode(const te_address* address, uint8_t* bytes, uint64_t capacity, uint64_t* length, te_error* error) {
+  if (Error e = check_struct(*address)) return te::export_error(e, error);
+  return encode_into(*address, bytes, capacity, length, error);
+}
+int32_t te_address_decode(const uint8_t* bytes, uint64_t length, te_address* address, te_error* error) { return decode_from(bytes, length, address, error); }
+int32_t te_region_descriptor_encode(const te_region_descriptor* d, uint8_t* bytes, uint64_t capacity, uint64_t* length, te_error* error) {
+  if (Error e = check_struct(d->address)) return te::export_error(e, error);
+  return encode_into(*d, bytes, capacity, length, error);
+}
+int32_t te_region_descriptor_decode(const uint8_t* bytes, uint64_t length, te_region_descriptor* d, te_error* error) { return decode_from(bytes, length, d, error); }
+int32_t te_counter_descriptor_encode(const te_counter_descriptor* d, uint8_t* bytes, uint64_t capacity, uint64_t* length, te_error* error) {
+  if (Error e = check_struct(d->address)) return te::export_error(e, error);
+  return encode_into(*d, bytes, capacity, length, error);
+}
+int32_t te_counter_descriptor_decode(const uint8_t* bytes, uint64_t length, te_counter_descriptor* d, te_error* error) { return decode_from(bytes, length, d, error); }
+
+// --- engine
+
+int32_t te_engine_open(const te_settings* settings, te_engine** engine, te_error* error) {
+  try {
+    if (settings == nullptr || settings->struct_bytes != sizeof(te_settings))
+      return te::export_error(Error(Status::kArgument, "te_settings of another version: rebuild against this header"), error);
+    Engine* opened = nullptr;
+    if (Error e = Engine::open(*settings, &opened)) return te::export_error(e, error);
+    *engine = reinterpret_cast<te_engine*>(opened);
+    return TE_OK;
+  } catch (const std::bad_alloc&) {
+    return te::export_error(Error(Status::kExhausted, "out of memory while the engine was opened"), error);
+  } catch (const std::exception& failure) {
+    return te::export_error(Error(Status::kTransport, failure.what()), error);
+  }
+}
+
+int32_t te_engine_close(te_engine* engine, int64_t timeout_ns, te_error* error) {
+  if (engine == nullptr) return TE_OK;
+  try {
+    return te::export_error(engine_of(engine)->close(timeout_ns), error);
+  } catch (const std::exception& failure) {
+    return te::export_error(Error(Status::kTransport, failure.what()), error);
+  }
+}
+
+void te_engine_free(te_engine* engine) {
+  if (engine == nullptr || engine_of(engine)->forked()) return;  // a child leaves its parent's objects alone
+  delete engine_of(engine);
+}
+
+int32_t te_engine_describe(te_engine* engine, te_engine_info* info, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.describe(info); });
+}
+int32_t te_engine_address(te_engine* engine, te_address* address, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) {
+    *address = e.address();
+    return Error();
+  });
+}
+int32_t te_engine_stats(te_engine* engine, te_stats* stats, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) {
+    e.statistics(stats);
+    return Error();
+  });
+}
+int32_t te_nic_describe(te_engine* engine, uint32_t nic, te_nic_info* info, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.describe_nic(nic, info); });
+}
+int32_t te_engine_inject(te_engine* engine, const char* command, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.provider().inject(command == nullptr ? "" : command); });
+}
+
+// --- memory
+
+int32_t te_region_register(te_engine* engine, void* address, uint64_t length, int32_t device_kind, int32_t device_index, uint32_t* region, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.register_region({address, length, device_kind, device_index}, region); });
+}
+int32_t te_region_describe(te_engine* engine, uint32_t region, te_region_descriptor* descriptor, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.describe_region(region, descriptor); });
+}
+int32_t te_region_close(te_engine* engine, uint32_t region, int64_t timeout_ns, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.close_region(region, timeout_ns); });
+}
+int32_t te_remote_region(te_engine* engine, const te_region_descriptor* descriptor, uint32_t* remote, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) {
+    if (Error bad = check_struct(descriptor->address)) return bad;
+    return e.remote_region(*descriptor, remote);
+  });
+}
+
+// --- counters
+
+int32_t te_counter_open(te_engine* engine, uint32_t* counter, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.open_counter(counter); });
+}
+int32_t te_counter_describe(te_engine* engine, uint32_t counter, te_counter_descriptor* descriptor, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.describe_counter(counter, descriptor); });
+}
+int32_t te_counter_value(te_engine* engine, uint32_t counter, uint64_t* value, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.counter_value(counter, value); });
+}
+int32_t te_counter_wait(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns, const int32_t* peers, uint32_t peer_count, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.wait_counter(counter, at_least, timeout_ns, std::span(peers, peer_count)); });
+}
+te_transfer* te_counter_reached(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns, const int32_t* peers, uint32_t peer_count, te_error* error) {
+  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.counter_reached(counter, at_least, timeout_ns, std::span(peers, peer_count), why); });
+}
+int32_t te_counter_close(te_engine* engine, uint32_t counter, int64_t timeout_ns, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.close_counter(counter, timeout_ns); });
+}
+int32_t te_remote_counter(te_engine* engine, const te_counter_descriptor* descriptor, uint32_t* counter, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) {
+    if (Error bad = check_struct(descriptor->address)) return bad;
+    return e.remote_counter(*descriptor, counter);
+  });
+}
+
+// --- peers
+
+int32_t te_peer(te_engine* engine, const te_address* address, int32_t* peer, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) {
+    if (Error bad = check_struct(*address)) return bad;
+    return e.peer(*address, peer);
+  });
+}
+int32_t te_peer_describe(te_engine* engine, int32_t peer, te_peer_info* info, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.describe_peer(peer, info); });
+}
+te_transfer* te_peer_connect(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
+  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.peer_operation(te::OperationKind::kConnect, peer, timeout_ns, why); });
+}
+te_transfer* te_peer_disconnect(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
+  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.peer_operation(te::OperationKind::kDisconnect, peer, timeout_ns, why); });
+}
+te_transfer* te_peer_fence(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
+  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.peer_operation(te::OperationKind::kFence, peer, timeout_ns, why); });
+}
+
+// --- transfers
+
+te_transfer* te_write(te_engine* engine, uint32_t region, uint64_t source_offset, uint32_t remote, uint64_t target_offset, uint64_t length,
+                      uint32_t counter, uint32_t flags, int64_t timeout_ns, te_error* error) {
+  return transfer_from(engine, error, [&](Engine& e, Error* why) {
+    return e.write({region, remote, counter, flags, source_offset, target_offset, length}, timeout_ns, why);
+  });
+}
+te_transfer* te_write_pages(te_engine* engine, const te_page_args* pages, int64_t timeout_ns, te_error* error) {
+  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.write_pages(*pages, timeout_ns, why); });
+}
+te_transfer* te_write_batch(te_engine* engine, const te_batch_entry* entries, uint64_t count, int64_t timeout_ns, te_error* error) {
+  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.write_batch(std::span(entries, count), timeout_ns, why); });
+}
+te_transfer* te_send(te_engine* engine, int32_t peer, const void* data, uint64_t length, int64_t timeout_ns, te_error* error) {
+  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.send(peer, data, length, timeout_ns, why); });
+}
+
+int32_t te_transfer_wait(te_transfer* transfer, int64_t timeout_ns) {
+  return te::wait_for_bits(transfer, te_transfer::kDone, timeout_ns) ? TE_OK : TE_AGAIN;
+}
+int32_t te_transfer_result(te_transfer* transfer, te_error* error) {
+  if (!transfer->ended()) return TE_AGAIN;
+  if (transfer->status != Status::kOk) te::export_result(*transfer, error);
+  return static_cast<int32_t>(transfer->status);
+}
+int32_t te_transfer_quiesced(te_transfer* transfer) { return (transfer->state.load(std::memory_order_acquire) & te_transfer::kQuiesced) != 0 ? 1 : 0; }
+int32_t te_transfer_wait_quiesced(te_transfer* transfer, int64_t timeout_ns) {
+  return te::wait_for_bits(transfer, te_transfer::kQuiesced, timeout_ns) ? TE_OK : TE_AGAIN;
+}
+int32_t te_transfer_notify(te_transfer* transfer, uint64_t user) {
+  transfer->user = user;
+  const uint32_t old = transfer->state.fetch_or(te_transfer::kNotify, std::memory_order_acq_rel);
+  return (old & te_transfer::kDone) != 0 ? 1 : 0;
+}
+int32_t te_transfer_cancel(te_transfer* transfer) {
+  if (transfer->ended()) return TE_OK;
+  transfer->cancel_requested.store(true, std::memory_order_release);
+  if (!transfer->ended()) transfer->engine->request_cancel();
+  return TE_OK;
+}
+void te_transfer_release(te_transfer* transfer) {
+  if (transfer != nullptr) te::release_transfer(transfer);
+}
+
+// --- messages and events
+
+int32_t te_message_receive(te_engine* engine, int64_t timeout_ns, te_message* message, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) { return e.receive(timeout_ns, message); });
+}
+void te_message_release(te_engine* engine, te_message* message) { engine_of(engine)->release_message(message); }
+
+// Also after close: what is left is still fetched.
+int32_t te_events_fetch(te_engine* engine, int64_t timeout_ns, te_event* events, uint32_t capacity, uint32_t* count, te_error* error) {
+  if (engine == nullptr) return te::export_error(Error(Status::kArgument, "no engine"), error);
+  if (engine_of(engine)->forked()) return te::export_error(Error(Status::kForked, "the engine belongs to the parent process"), error);
+  return engine_of(engine)->events().fetch(timeout_ns < 0 ? 0 : timeout_ns, events, capacity, count);
+}
+int32_t te_events_wake(te_engine* engine) {
+  if (engine == nullptr || engine_of(engine)->forked()) return TE_ERR_ARGUMENT;
+  engine_of(engine)->events().wake();
+  return TE_OK;
+}
+
+}  // extern "C"

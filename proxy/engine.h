@@ -1,0 +1,174 @@
+// The engine: what callers' threads and the worker share, and the submitting half of every operation. One engine has one provider
+// and one worker thread. Every public method may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "native/free_list.h"
+#include "native/provider.h"
+#include "native/ring.h"
+#include "proxy/inbox.h"
+#include "proxy/peer.h"
+#include "proxy/settings.h"
+#include "proxy/tables.h"
+
+namespace te {
+
+class Worker;
+
+// Rings the worker out of its sleep.
+//
+// The worker, before sleeping: sleeping = true (seq_cst), then looks at the ring and the flags once more. A caller: pushes, then
+// fence (seq_cst), then reads sleeping. In the total order of the two, either the worker sees the push or the caller sees it sleeping.
+class Doorbell {
+ public:
+  Doorbell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  ~Doorbell() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int fd() const { return fd_; }
+  void ring() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!sleeping_.load(std::memory_order_relaxed)) return;
+    const uint64_t one = 1;
+    static_cast<void>(!write(fd_, &one, sizeof one));
+  }
+  void set_sleeping(bool value) { sleeping_.store(value, std::memory_order_seq_cst); }
+  void drain() {
+    uint64_t count;
+    static_cast<void>(!read(fd_, &count, sizeof count));
+  }
+
+ private:
+  const int fd_;
+  std::atomic<bool> sleeping_{false};
+};
+
+class Engine {
+ public:
+  static Error open(const te_settings& settings, Engine** out);
+  ~Engine();
+  // kTimeout: some peer did not confirm that it has drained; everything is stopped all the same.
+  Error close(int64_t timeout_ns);
+
+  // kForked or kClosed, or ok. The first line of every entry point.
+  Error check() const;
+  bool forked() const { return fork_generation() != fork_generation_; }
+
+  Error register_region(const MemorySpan& span, uint32_t* handle);
+  Error describe_region(uint32_t handle, te_region_descriptor* out);
+  Error close_region(uint32_t handle, int64_t timeout_ns);
+  Error remote_region(const te_region_descriptor& descriptor, uint32_t* handle);
+
+  Error open_counter(uint32_t* handle);
+  Error describe_counter(uint32_t handle, te_counter_descriptor* out);
+  Error counter_value(uint32_t handle, uint64_t* value);
+  Error wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers);
+  te_transfer* counter_reached(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers, Error* error);
+  Error close_counter(uint32_t handle, int64_t timeout_ns);
+  Error remote_counter(const te_counter_descriptor& descriptor, uint32_t* handle);
+
+  Error peer(const te_address& address, int32_t* index);
+  Peer* peer_at(int32_t index) const;
+  Error describe_peer(int32_t index, te_peer_info* out);
+  te_transfer* peer_operation(OperationKind kind, int32_t index, int64_t timeout_ns, Error* error);
+
+  te_transfer* write(const te_write_args& args, int64_t timeout_ns, Error* error);
+  te_transfer* write_pages(const te_page_args& args, int64_t timeout_ns, Error* error);
+  te_transfer* write_batch(std::span<const te_batch_entry> entries, int64_t timeout_ns, Error* error);
+  te_transfer* send(int32_t peer, const void* data, uint64_t length, int64_t timeout_ns, Error* error);
+  void request_cancel();
+
+  Error receive(int64_t timeout_ns, te_message* out);
+  void release_message(te_message* message);
+
+  Error describe(te_engine_info* out);
+  Error describe_nic(uint32_t nic, te_nic_info* out);
+  void statistics(te_stats* out);
+
+  const Settings& settings() const { return settings_; }
+  const te_address& address() const { return address_; }
+  Events& events() { return events_; }
+  Provider& provider() { return *provider_; }
+
+ private:
+  friend class Worker;
+
+  explicit Engine(const te_settings& settings);
+  Error start();
+  int64_t timeout_or_default(int64_t timeout_ns) const { return timeout_ns < 0 ? settings_.values.default_timeout_ns : timeout_ns; }
+
+  // Submission. take_operation waits (at most until the deadline) while the slab is empty or the peer is at its cap.
+  Operation* take_operation(Peer* peer, int64_t deadline_ns, Error* error);
+  void give_back_operation(Operation* operation);
+  te_transfer* submit(Operation* operation, Error* error);
+  Error check_write(const te_write_args& args, Operation* out);
+  Error check_pages(const te_page_args& args, Operation* out);
+  Error check_ends(uint32_t region, uint32_t remote, uint32_t counter, Operation* out, uint64_t* source_length, uint64_t* target_length);
+  void drop_claims(Operation* operation);
+  Error copy_indices(const te_page_args& args, Operation* out, uint64_t source_length, uint64_t target_length);
+  PageList* take_page_list(uint64_t bytes);
+  void retire_page_list(PageList* list);
+  Error check_address(const te_address& address) const;
+  // For the worker, on its control path.
+  Region* region_by_serial(uint64_t serial);
+  Counter* counter_by_serial(uint64_t serial);
+  void forget_remote(int32_t peer, uint64_t serial, bool is_region);
+  Error wait_operation(te_transfer* transfer, int64_t timeout_ns);
+
+  Settings settings_;
+  const uint32_t fork_generation_;
+  te_address address_{};
+  std::unique_ptr<Provider> provider_;
+  Capabilities capabilities_;
+  uint32_t nic_count_ = 0;
+  bool busy_polling_ = false;
+  int32_t core_ = -1;
+
+  Table<Region> regions_;
+  Table<Counter> counters_;
+  Table<RemoteRegion> remote_regions_;
+  Table<RemoteCounter> remote_counters_;
+  std::atomic<uint64_t> next_serial_{1};
+  std::mutex serials_mutex_;
+  std::unordered_map<uint64_t, uint32_t> region_by_serial_, counter_by_serial_;  // handles
+
+  mutable std::mutex peers_mutex_;
+  std::unordered_map<std::string, int32_t> peer_by_key_;  // identity and generation
+  std::unique_ptr<std::atomic<Peer*>[]> peers_;
+  uint32_t peer_capacity_ = 0;
+  std::atomic<uint32_t> peer_count_{0};
+  std::unordered_map<std::string, uint32_t> remote_region_by_key_, remote_counter_by_key_;  // peer index and serial; remotes_mutex_
+  std::mutex remotes_mutex_;
+
+  std::unique_ptr<Operation[]> slab_;
+  FreeList free_operations_;
+  Ring<Operation*> commands_;
+  Doorbell doorbell_;
+  std::atomic<uint32_t> submitting_{0};
+  std::atomic<bool> closing_{false};
+  std::atomic<bool> cancel_requested_{false};
+  std::atomic<bool> credit_requested_{false};
+  std::atomic<PageList*> retired_pages_{nullptr};
+  std::mutex page_lists_mutex_;
+  PageList* spare_pages_ = nullptr;
+
+  Inbox inbox_;
+  Events events_;
+  std::atomic<uint64_t> submitted_{0};
+  std::atomic<uint32_t> operations_in_use_{0};
+  std::mutex close_mutex_;
+  bool closed_ = false;
+  std::unique_ptr<Worker> worker_;
+};
+
+// Key of a map: identity and generation, or peer and serial.
+std::string peer_key(const uint8_t* identity, uint64_t generation);
+
+}  // namespace te

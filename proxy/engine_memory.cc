@@ -1,0 +1,303 @@
+// Regions and counters of this engine, and handles for those of others.
+#include <algorithm>
+#include <cstring>
+
+#include "proxy/engine.h"
+#include "proxy/worker.h"
+
+namespace te {
+namespace {
+
+std::string remote_key(int32_t peer, uint64_t serial) {
+  std::string key(reinterpret_cast<const char*>(&peer), sizeof peer);
+  key.append(reinterpret_cast<const char*>(&serial), sizeof serial);
+  return key;
+}
+
+constexpr int64_t kWaitSlice = 50'000'000;  // a lost peer is noticed at least this often while waiting for a counter
+constexpr int kSpins = 400;
+constexpr int kYields = 20;
+
+}  // namespace
+
+// --- regions -------------------------------------------------------------------------------------------------------------------------
+
+Error Engine::register_region(const MemorySpan& span, uint32_t* handle) {
+  if (span.address == nullptr && span.length > 0) return Error(Status::kArgument, "a null pointer cannot be registered");
+  if (span.length > 0 && reinterpret_cast<uint64_t>(span.address) > UINT64_MAX - span.length)
+    return Error(Status::kRange, format("%llu bytes from %p wrap around the address space", static_cast<unsigned long long>(span.length), span.address));
+  if (span.device_kind != TE_DEVICE_HOST && !capabilities_.device_memory)
+    return Error(Status::kRegistration, format("transport %s cannot reach GPU memory", settings_.transport.c_str()));
+  MemoryKey keys[TE_MAX_NICS];
+  for (uint32_t i = 0; i < nic_count_; ++i) {
+    Error e = provider_->register_memory(i, span, &keys[i]);
+    if (!e) continue;
+    for (uint32_t k = 0; k < i; ++k) static_cast<void>(provider_->deregister_memory(k, keys[k]).ok());
+    return e;
+  }
+  Region* region = regions_.add([&](Region& r) {
+    r.serial = next_serial_.fetch_add(1, std::memory_order_relaxed);
+    r.span = span;
+    std::copy(std::begin(keys), std::end(keys), std::begin(r.keys));
+    r.holders.clear();
+    r.waiting_holders.clear();
+    r.fence_requesters.clear();
+    r.rekeying = r.deregistered = false;
+    r.closing = nullptr;
+    r.open.store(true, std::memory_order_seq_cst);
+    const std::lock_guard lock(serials_mutex_);
+    region_by_serial_[r.serial] = TE_NONE;
+  });
+  if (region == nullptr) {
+    for (uint32_t i = 0; i < nic_count_; ++i) static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
+    return Error(Status::kExhausted, format("%u regions are registered, which is all that max_regions allows", regions_.capacity()));
+  }
+  *handle = region->handle.load(std::memory_order_relaxed);
+  const std::lock_guard lock(serials_mutex_);
+  region_by_serial_[region->serial] = *handle;
+  return {};
+}
+
+Error Engine::describe_region(uint32_t handle, te_region_descriptor* out) {
+  Region* region = regions_.get(handle);
+  if (region == nullptr || !region->open.load(std::memory_order_acquire)) return Error(Status::kRegionClosed, "the region is closed");
+  *out = te_region_descriptor{};
+  out->address = address_;
+  out->serial = region->serial;
+  out->length = region->span.length;
+  out->device_kind = region->span.device_kind;
+  out->device_index = region->span.device_index;
+  const std::lock_guard lock(region->mutex);
+  for (uint32_t i = 0; i < nic_count_; ++i) {
+    out->base[i] = region->keys[i].base;
+    out->key[i] = region->keys[i].remote_key;
+  }
+  return {};
+}
+
+// The protocol half runs in the worker; deregistration, which may take long, in this thread.
+Error Engine::close_region(uint32_t handle, int64_t timeout_ns) {
+  Region* region = regions_.get(handle);
+  if (region == nullptr) return {};
+  const std::lock_guard lock(region->close_mutex);
+  if (regions_.get(handle) != region) return {};
+  region->open.store(false, std::memory_order_seq_cst);
+  const int64_t bound = timeout_or_default(timeout_ns);
+  const int64_t deadline = deadline_after(now_ns(), bound);
+  Error error;
+  Operation* op = take_operation(nullptr, deadline, &error);
+  if (op == nullptr) return error;
+  op->kind = OperationKind::kCloseRegion;
+  op->region = region;
+  op->deadline_ns = deadline;
+  te_transfer* transfer = submit(op, &error);
+  if (transfer == nullptr) return error;
+  if (Error e = wait_operation(transfer, bound)) {
+    if (e.status() != Status::kTimeout) return e;
+    return Error(Status::kTimeout, "a peer that holds the region has not confirmed that it drained; the region stays refused to all and registered: close it again later");
+  }
+  for (uint32_t i = 0; i < nic_count_ && !region->deregistered; ++i)
+    if (Error e = provider_->deregister_memory(i, region->keys[i])) error = e;
+  region->deregistered = true;
+  {
+    const std::lock_guard serials(serials_mutex_);
+    region_by_serial_.erase(region->serial);
+  }
+  regions_.recycle(region);
+  return error;
+}
+
+Error Engine::wait_operation(te_transfer* transfer, int64_t timeout_ns) {
+  // The operation has a deadline of its own; the slack only guards against a worker that is gone.
+  wait_for_bits(transfer, te_transfer::kDone, deadline_after(10'000'000'000, timeout_ns));
+  te_error result;
+  if (!transfer->ended()) return release_transfer(transfer), Error(Status::kTimeout, "the worker thread does not answer");
+  export_result(*transfer, &result);
+  release_transfer(transfer);
+  return result.status == TE_OK ? Error() : Error(static_cast<Status>(result.status), result.message, result.provider_status, result.nic);
+}
+
+Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
+  int32_t index = -1;
+  if (Error e = peer(d.address, &index)) return e;
+  const std::string key = remote_key(index, d.serial);
+  const std::lock_guard lock(remotes_mutex_);
+  const auto found = remote_region_by_key_.find(key);
+  if (found != remote_region_by_key_.end()) {
+    *handle = found->second;
+    return {};
+  }
+  RemoteRegion* remote = remote_regions_.add([&](RemoteRegion& r) {
+    r.peer = peer_at(index);
+    r.serial = d.serial;
+    r.length = d.length;
+    r.in_flight = r.operations = 0;
+    r.revoke_pending = r.exhausted = r.fence_requested = false;
+    r.state.store(Attachment::kNew, std::memory_order_release);
+  });
+  if (remote == nullptr) return Error(Status::kExhausted, format("%u remote regions are in use, which is all that max_regions allows", remote_regions_.capacity()));
+  *handle = remote->handle.load(std::memory_order_relaxed);
+  remote_region_by_key_.emplace(key, *handle);
+  return {};
+}
+
+Error Engine::remote_counter(const te_counter_descriptor& d, uint32_t* handle) {
+  int32_t index = -1;
+  if (Error e = peer(d.address, &index)) return e;
+  const std::string key = remote_key(index, d.serial);
+  const std::lock_guard lock(remotes_mutex_);
+  const auto found = remote_counter_by_key_.find(key);
+  if (found != remote_counter_by_key_.end()) {
+    *handle = found->second;
+    return {};
+  }
+  RemoteCounter* remote = remote_counters_.add([&](RemoteCounter& r) {
+    r.peer = peer_at(index);
+    r.serial = d.serial;
+    r.in_flight = r.operations = 0;
+    r.revoke_pending = r.exhausted = false;
+    r.state.store(Attachment::kNew, std::memory_order_release);
+  });
+  if (remote == nullptr) return Error(Status::kExhausted, format("%u remote counters are in use, which is all that max_counters allows", remote_counters_.capacity()));
+  *handle = remote->handle.load(std::memory_order_relaxed);
+  remote_counter_by_key_.emplace(key, *handle);
+  return {};
+}
+
+Region* Engine::region_by_serial(uint64_t serial) {
+  const std::lock_guard lock(serials_mutex_);
+  const auto found = region_by_serial_.find(serial);
+  return found == region_by_serial_.end() ? nullptr : regions_.get(found->second);
+}
+
+Counter* Engine::counter_by_serial(uint64_t serial) {
+  const std::lock_guard lock(serials_mutex_);
+  const auto found = counter_by_serial_.find(serial);
+  return found == counter_by_serial_.end() ? nullptr : counters_.get(found->second);
+}
+
+void Engine::forget_remote(int32_t peer, uint64_t serial, bool is_region) {
+  const std::lock_guard lock(remotes_mutex_);
+  (is_region ? remote_region_by_key_ : remote_counter_by_key_).erase(remote_key(peer, serial));
+}
+
+// --- counters ------------------------------------------------------------------------------------------------------------------------
+
+Error Engine::open_counter(uint32_t* handle) {
+  Counter* counter = counters_.add([&](Counter& c) {
+    c.serial = next_serial_.fetch_add(1, std::memory_order_relaxed);
+    c.value.store(0, std::memory_order_relaxed);
+    c.holders.clear();
+    c.armed.clear();
+    c.closing = nullptr;
+    c.open.store(true, std::memory_order_seq_cst);
+  });
+  if (counter == nullptr) return Error(Status::kExhausted, format("%u counters are open, which is all that max_counters allows", counters_.capacity()));
+  *handle = counter->handle.load(std::memory_order_relaxed);
+  const std::lock_guard lock(serials_mutex_);
+  counter_by_serial_[counter->serial] = *handle;
+  return {};
+}
+
+Error Engine::describe_counter(uint32_t handle, te_counter_descriptor* out) {
+  const Counter* counter = counters_.get(handle);
+  if (counter == nullptr || !counter->open.load(std::memory_order_acquire)) return Error(Status::kClosed, "the counter is closed");
+  *out = te_counter_descriptor{};
+  out->address = address_;
+  out->serial = counter->serial;
+  return {};
+}
+
+Error Engine::counter_value(uint32_t handle, uint64_t* value) {
+  const Counter* counter = counters_.get(handle);
+  if (counter == nullptr) return Error(Status::kClosed, "the counter is closed");
+  *value = counter->value.load(std::memory_order_acquire);
+  return {};
+}
+
+Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers) {
+  Counter* counter = counters_.get(handle);
+  if (counter == nullptr) return Error(Status::kClosed, "the counter is closed");
+  const auto reached = [&] { return counter->value.load(std::memory_order_acquire) >= at_least; };
+  if (reached()) return {};
+  for (int i = 0; timeout_ns > 0 && i < kSpins + kYields; ++i) {
+    i < kSpins ? cpu_relax() : static_cast<void>(sched_yield());
+    if (reached()) return {};
+  }
+  const int64_t deadline = deadline_after(now_ns(), timeout_or_default(timeout_ns));
+  Error outcome(Status::kAgain, "");
+  counter->waiters.fetch_add(1, std::memory_order_seq_cst);
+  for (;;) {
+    const uint32_t epoch = counter->epoch.load(std::memory_order_acquire);
+    if (reached()) {
+      outcome = Error();
+      break;
+    }
+    if (closing_.load(std::memory_order_relaxed) || !counter->open.load(std::memory_order_acquire) || counters_.get(handle) != counter) {
+      outcome = Error(Status::kClosed, closing_.load(std::memory_order_relaxed) ? "the engine was closed" : "the counter was closed");
+      break;
+    }
+    const int32_t* lost = std::find_if(peers.data(), peers.data() + peers.size(), [this](int32_t index) {
+      const Peer* peer = peer_at(index);
+      const uint32_t state = peer == nullptr ? uint32_t{TE_PEER_LOST} : peer->state.load(std::memory_order_acquire);
+      return state == TE_PEER_LOST || state == TE_PEER_CLOSED;
+    });
+    if (lost != peers.data() + peers.size()) {
+      outcome = Error(Status::kPeerLost, format("counter at %llu/%llu when peer %d, on which it depends, was lost",
+                                                static_cast<unsigned long long>(counter->value.load(std::memory_order_acquire)),
+                                                static_cast<unsigned long long>(at_least), *lost));
+      break;
+    }
+    const int64_t left = deadline - now_ns();
+    if (left <= 0) break;
+    futex_wait(&counter->epoch, epoch, std::min(left, kWaitSlice));
+  }
+  counter->waiters.fetch_sub(1, std::memory_order_relaxed);
+  return outcome;
+}
+
+te_transfer* Engine::counter_reached(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers, Error* error) {
+  Counter* counter = counters_.get(handle);
+  if (counter == nullptr) {
+    *error = Error(Status::kClosed, "the counter is closed");
+    return nullptr;
+  }
+  const int64_t deadline = deadline_after(now_ns(), timeout_or_default(timeout_ns));
+  Operation* op = take_operation(nullptr, deadline, error);
+  if (op == nullptr) return nullptr;
+  op->kind = OperationKind::kCounterReached;
+  op->local_counter = counter;
+  op->counter_handle = handle;
+  op->threshold = at_least;
+  op->watched.assign(peers.begin(), peers.end());
+  op->deadline_ns = deadline;
+  return submit(op, error);
+}
+
+Error Engine::close_counter(uint32_t handle, int64_t timeout_ns) {
+  Counter* counter = counters_.get(handle);
+  if (counter == nullptr) return {};
+  const std::lock_guard lock(counter->close_mutex);
+  if (counters_.get(handle) != counter) return {};
+  counter->open.store(false, std::memory_order_seq_cst);
+  counter->wake();
+  const int64_t bound = timeout_or_default(timeout_ns);
+  const int64_t deadline = deadline_after(now_ns(), bound);
+  Error error;
+  Operation* op = take_operation(nullptr, deadline, &error);
+  if (op == nullptr) return error;
+  op->kind = OperationKind::kCloseCounter;
+  op->local_counter = counter;
+  op->deadline_ns = deadline;
+  te_transfer* transfer = submit(op, &error);
+  if (transfer == nullptr) return error;
+  if (Error e = wait_operation(transfer, bound)) return e;
+  {
+    const std::lock_guard serials(serials_mutex_);
+    counter_by_serial_.erase(counter->serial);
+  }
+  counters_.recycle(counter);
+  return {};
+}
+
+}  // namespace te

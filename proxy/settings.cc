@@ -1,0 +1,69 @@
+#include "proxy/settings.h"
+
+#include "native/immediate.h"
+#include "native/control.h"
+#include "proxy/tables.h"
+
+namespace te {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+Error out_of_range(const char* name, uint64_t value, uint64_t low, uint64_t high) {
+  return Error(Status::kConfig, format("setting %s is %llu; allowed are %llu to %llu", name, static_cast<unsigned long long>(value),
+                                       static_cast<unsigned long long>(low), static_cast<unsigned long long>(high)));
+}
+
+}  // namespace
+
+Error Settings::check() const {
+  struct Bound {
+    const char* name;
+    uint64_t value, low, high;
+  };
+  const te_settings& v = values;
+  const auto ns = [](int64_t value) { return value < 0 ? 0 : static_cast<uint64_t>(value); };
+  const uint64_t ever = 1'000'000'000ull * kSecond;
+  const Bound bounds[] = {
+      {"nic_count", v.nic_count, 0, TE_MAX_NICS},
+      {"default_timeout_ns", ns(v.default_timeout_ns), 1'000'000, ever},
+      {"connect_timeout_ns", ns(v.connect_timeout_ns), 1'000'000, ever},
+      {"peer_timeout_ns", ns(v.peer_timeout_ns), 50'000'000, ever},
+      {"close_timeout_ns", ns(v.close_timeout_ns), 1'000'000, ever},
+      {"polling", v.polling, TE_POLL_AUTO, TE_POLL_ADAPTIVE},
+      {"operations", v.operations, 16, 1u << 20},
+      {"operations_per_peer", v.operations_per_peer, 1, 1u << 20},
+      {"nic_depth", v.nic_depth, 0, 1u << 20},
+      {"peer_depth", v.peer_depth, 0, 1u << 20},
+      {"immediate_window", v.immediate_window, 2, 1u << 20},
+      {"assembly_slots", v.assembly_slots, 1, kMaxHelloSlots},
+      {"message_window", v.message_window, 4, 1024},
+      {"max_message_bytes", v.max_message_bytes, 1, 1u << 30},
+      {"message_queue_bytes", v.message_queue_bytes, uint64_t{2} * v.max_message_bytes, uint64_t{1} << 40},
+      {"page_immediates", v.page_immediates, TE_PAGES_AUTO, TE_PAGES_LAST},
+      {"max_peers", v.max_peers, 1, 65536},
+      {"max_regions", v.max_regions, 1, Table<Region>::kMaxCapacity},
+      {"max_counters", v.max_counters, 1, Table<Counter>::kMaxCapacity},
+      {"shard_bytes", v.shard_bytes, 1, uint64_t{1} << 40},
+      {"bursts", v.bursts, 1, 4096},
+      {"port_high", v.port_high, v.port_low, 65535},
+  };
+  for (const Bound& b : bounds)
+    if (b.value < b.low || b.value > b.high) return out_of_range(b.name, b.value, b.low, b.high);
+  if (v.core < TE_CORE_NONE || v.core >= 4096) return Error(Status::kConfig, format("setting core is %d; a CPU number, -1 (choose) or -2 (do not pin) is needed", v.core));
+  if (v.spin_ns < 0) return Error(Status::kConfig, "setting spin_ns is negative");
+  return {};
+}
+
+std::vector<std::string> Settings::nic_names() const {
+  std::vector<std::string> names;
+  size_t begin = 0;
+  while (begin <= nics.size()) {
+    const size_t end = std::min(nics.find(',', begin), nics.size());
+    if (end > begin) names.push_back(nics.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return names;
+}
+
+}  // namespace te

@@ -1,0 +1,258 @@
+// The worker's loop, its sleep and its clock.
+#include "proxy/worker.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+namespace te {
+namespace {
+
+constexpr int64_t kMillisecond = 1'000'000;
+constexpr int64_t kTick = 2 * kMillisecond;             // resolution of deadlines
+constexpr int64_t kLongestSleep = 100 * kMillisecond;   // heartbeats are checked at least this often
+constexpr uint32_t kSendDepthReserve = 8;
+
+}  // namespace
+
+Worker::Worker(Engine* engine)
+    : engine_(*engine),
+      provider_(*engine->provider_),
+      capabilities_(engine->capabilities_),
+      settings_(engine->settings_.values),
+      nic_count_(engine->nic_count_),
+      all_nics_((1u << engine->nic_count_) - 1),
+      max_chunk_(std::min(engine->capabilities_.max_write_bytes, settings_.chunk_bytes == 0 ? UINT64_MAX : settings_.chunk_bytes)),
+      fragment_bytes_(std::min<uint32_t>(engine->capabilities_.max_send_bytes, 8192)),
+      nics_(engine->nic_count_),
+      buffers_(engine->provider_.get(), 0, fragment_bytes_),
+      spare_operations_(settings_.operations),
+      flush_sink_(64),
+      flush_keys_(engine->nic_count_) {
+  for (NicState& nic : nics_) {
+    nic.depth = settings_.nic_depth == 0 ? capabilities_.nic_depth : std::min(settings_.nic_depth, capabilities_.nic_depth);
+    nic.depth = std::max(nic.depth, kSendDepthReserve);
+  }
+}
+
+Worker::~Worker() {
+  if (thread_.joinable()) stop(now_ns());
+  for (uint32_t i = 0; i < nic_count_; ++i)
+    if (flush_registered_ > i) static_cast<void>(provider_.deregister_memory(i, flush_keys_[i]).ok());
+  if (epoll_ >= 0) close(epoll_);
+}
+
+Error Worker::start() {
+  if (fragment_bytes_ < 512) return Error(Status::kConfig, format("the provider sends at most %u bytes in a message; 512 are needed", fragment_bytes_));
+  for (uint32_t i = 0; i < nic_count_ && capabilities_.reads; ++i)
+    if (Error e = provider_.register_memory(i, {flush_sink_.data(), flush_sink_.size(), TE_DEVICE_HOST, 0}, &flush_keys_[i])) return e;
+    else ++flush_registered_;
+  receives_wanted_ = 32;  // for hellos of strangers
+  if (Error e = buffers_.grow(64)) return e;
+  post_receives();
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  if (epoll_ < 0) return Error(Status::kConfig, "epoll_create1 failed: too many open files?", errno);
+  std::vector<int> descriptors{engine_.doorbell_.fd()};
+  for (uint32_t i = 0; i < nic_count_; ++i)
+    if (const int fd = provider_.wait_fd(i); fd >= 0) descriptors.push_back(fd);
+  for (const int fd : descriptors) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return Error(Status::kConfig, format("epoll_ctl failed for descriptor %d", fd), errno);
+  }
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& failure) {
+    return Error(Status::kConfig, format("cannot start the worker thread: %s", failure.what()), failure.code().value());
+  }
+  return {};
+}
+
+bool Worker::stop(int64_t deadline_ns) {
+  stop_deadline_.store(deadline_ns, std::memory_order_relaxed);
+  stop_requested_.store(true, std::memory_order_seq_cst);
+  engine_.doorbell_.ring();
+  if (thread_.joinable()) thread_.join();
+  return clean_end_;
+}
+
+void Worker::run() {
+  pthread_setname_np(pthread_self(), "te-worker");
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals are for the application's threads
+  if (engine_.core_ >= 0) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<size_t>(engine_.core_), &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+  }
+  now_ = last_tick_ = last_work_ = last_heartbeat_ = now_ns();
+  uint32_t idle_rounds = 0;
+  for (;;) {
+    const bool worked = round();
+    now_ = now_ns();
+    if (worked) {
+      last_work_ = now_;
+      idle_rounds = 0;
+    }
+    if (now_ - last_tick_ >= kTick) tick();
+    if (stopping_ && goodbye_finished()) break;
+    if (worked || engine_.busy_polling_) continue;
+    if (now_ - last_work_ > settings_.spin_ns && may_sleep()) {
+      sleep();
+      last_work_ = 0;  // one round after a wake-up, then sleep again unless there was work
+    } else if (++idle_rounds % 64 == 0) {
+      sched_yield();  // with fewer cores than spinning threads, the other side needs this one
+    }
+  }
+  shut_down();
+}
+
+bool Worker::round() {
+  polled_something_ = false;
+  bool worked = take_commands();
+  for (uint32_t i = 0; i < nic_count_; ++i) polled_something_ |= poll_nic(i);
+  worked |= polled_something_;
+  bool posted = false;
+  for (size_t left = scheduled_.size(); left > 0; --left) {
+    Peer* peer = scheduled_.pop_front();
+    if (peer == nullptr) break;
+    posted |= post_peer(*peer);
+  }
+  if (posted) provider_.ring_doorbells();
+  bump(polls_);
+  return worked || posted;
+}
+
+void Worker::schedule(Peer& peer) {
+  if (!peer.scheduled_link.linked) scheduled_.push_back(&peer);
+}
+
+bool Worker::may_sleep() {
+  // Completions of own work are not certain to raise a descriptor (shm), so the worker stays awake for them.
+  if (total_in_flight_ > 0 || stopping_) return false;
+  for (uint32_t i = 0; i < nic_count_; ++i)
+    if (provider_.wait_fd(i) < 0) return false;
+  return true;
+}
+
+void Worker::sleep() {
+  engine_.doorbell_.set_sleeping(true);
+  bool safe = engine_.commands_.empty() && !stop_requested_.load(std::memory_order_seq_cst) &&
+              !engine_.cancel_requested_.load(std::memory_order_seq_cst) && !engine_.credit_requested_.load(std::memory_order_seq_cst);
+  for (uint32_t i = 0; safe && i < nic_count_; ++i) safe = provider_.arm(i);
+  if (safe) {
+    const int64_t timeout = sleep_timeout();
+    if (timeout > 0) {
+      epoll_event events[4];
+      epoll_wait(epoll_, events, 4, static_cast<int>((timeout + kMillisecond - 1) / kMillisecond));
+      bump(sleeps_);
+    }
+  }
+  engine_.doorbell_.set_sleeping(false);
+  engine_.doorbell_.drain();
+}
+
+int64_t Worker::sleep_timeout() {
+  if (!scheduled_.empty() || !closings_.empty() || !rekeying_.empty()) return kTick;
+  int64_t until = now_ + kLongestSleep;
+  for (Operation* op = active_.front(); op != nullptr; op = active_.next(op)) until = std::min(until, op->deadline_ns);
+  for (Peer* peer = known_.front(); peer != nullptr; peer = known_.next(peer))
+    if (peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) until = std::min(until, peer->session.hello_at);
+  return until - now_;
+}
+
+void Worker::tick() {
+  // A worker that was itself stopped (SIGSTOP, a debugger, a starved machine) must not take its own absence for the peers' silence.
+  const bool was_away = now_ - last_tick_ > settings_.peer_timeout_ns / 3;
+  last_tick_ = now_;
+  check_deadlines();
+  if (engine_.cancel_requested_.exchange(false, std::memory_order_seq_cst)) cancel_requested();
+  const bool credit = engine_.credit_requested_.exchange(false, std::memory_order_seq_cst);
+  const bool heartbeat = now_ - last_heartbeat_ > settings_.peer_timeout_ns / 12;
+  for (Peer* peer = known_.front(); peer != nullptr;) {
+    Peer* next = known_.next(peer);
+    if (was_away) peer->last_heard_ns.store(now_, std::memory_order_relaxed);
+    if (heartbeat || peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) service_session(*peer);
+    if (credit && peer->connected()) schedule(*peer);
+    peer = next;
+  }
+  if (heartbeat) last_heartbeat_ = now_;
+  if (!closings_.empty() || !rekeying_.empty()) continue_closings();
+  if (!ghosts_.empty()) watch_ghosts();
+  if (!idle_receives_.empty() || receives_made_ < receives_wanted_) post_receives();
+  if (!stopping_ && stop_requested_.load(std::memory_order_seq_cst)) {
+    stopping_ = true;
+    while (engine_.submitting_.load(std::memory_order_seq_cst) != 0) sched_yield();  // none starts any more: closing_ is set
+    while (take_commands()) {
+    }
+    for (Operation* op = active_.front(); op != nullptr;) {
+      Operation* next = active_.next(op);
+      fail(op, Status::kClosed, "the engine was closed");
+      op = next;
+    }
+    for (Peer* peer = known_.front(); peer != nullptr; peer = known_.next(peer)) say_bye(*peer);
+  }
+}
+
+void Worker::check_deadlines() {
+  for (Operation* op = active_.front(); op != nullptr;) {
+    Operation* next = active_.next(op);
+    if (!op->reported && op->deadline_ns <= now_) {
+      const char* why = "the deadline passed";
+      if (op->peer != nullptr && op->peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) why = "the deadline passed while the peer was being connected";
+      fail(op, Status::kTimeout, why);
+    }
+    op = next;
+  }
+  request_remote_fences();
+}
+
+// While stopping: every peer has confirmed that it drained towards us (or is gone), and our own work towards it has ended.
+bool Worker::goodbye_finished() {
+  bool finished = true;
+  for (Peer* peer = known_.front(); peer != nullptr;) {
+    Peer* next = known_.next(peer);
+    if (peer->connected()) {
+      say_bye(*peer);
+      if (peer->connected()) finished = false;
+    } else if (peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) {
+      lose(*peer, Status::kClosed, "the engine was closed", TE_PEER_CLOSED);
+    }
+    peer = next;
+  }
+  if (finished) return true;
+  if (now_ < stop_deadline_.load(std::memory_order_relaxed)) return false;
+  clean_end_ = false;
+  return true;
+}
+
+void Worker::shut_down() {
+  for (Peer* peer = known_.front(); peer != nullptr;) {
+    Peer* next = known_.next(peer);
+    if (peer->session.paths_open) lose(*peer, Status::kClosed, "the engine was closed", TE_PEER_CLOSED);
+    peer = next;
+  }
+  for (Operation* op = active_.front(); op != nullptr;) {
+    Operation* next = active_.next(op);
+    if (!op->reported) fail(op, Status::kClosed, "the engine was closed");
+    op = next;
+  }
+  // What never drained keeps its transfer truthful: ended, not quiesced. Its memory goes with the slab.
+  for (Operation* op = active_.front(); op != nullptr;) {
+    Operation* next = active_.next(op);
+    if (op->transfer != nullptr) release_transfer(op->transfer);
+    op->transfer = nullptr;
+    op = next;
+  }
+  engine_.counters_.for_each([](Counter& counter) { counter.wake(); });
+  engine_.inbox_.shut();
+  engine_.events_.shut();
+}
+
+}  // namespace te

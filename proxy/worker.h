@@ -1,0 +1,258 @@
+// The worker: the one thread that posts, polls and owns all protocol state of an engine. Everything here runs on that thread, except
+// start, stop and the two statistics readers.
+//
+// One round: take commands, poll every NIC, let every scheduled peer post a bounded burst, ring doorbells, look at the clock.
+// It never blocks but in sleep(), and never takes a lock on the path of a write.
+//
+// Split by verb: worker.cc (loop, sleep, clock), worker_commands.cc (what callers ask for), worker_finish.cc (how operations end), worker_post.cc (operations to work
+// requests), worker_complete.cc (completions, immediates), worker_control.cc (messages between engines), worker_session.cc
+// (acquaintance and loss), worker_attach.cc (attach, revoke), worker_fence.cc (closing regions and counters, fences).
+#pragma once
+
+#include <atomic>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "proxy/engine.h"
+#include "proxy/ids.h"
+
+namespace te {
+
+struct NicState {
+  uint32_t depth = 0;       // work requests that may be in flight
+  uint32_t in_flight = 0;   // of live sessions
+  struct {
+    std::atomic<uint64_t> writes{0}, write_bytes{0}, sends{0}, receives{0}, immediates{0}, reads{0}, errors{0}, busy{0};
+    std::atomic<uint32_t> in_flight{0};
+  } statistics;
+};
+
+// A session that ended without the peer's word that it had drained: what it may still write to, until proof that it cannot.
+struct Ghost {
+  Peer* peer = nullptr;
+  bool paths_open = false;
+  PathId paths[TE_MAX_NICS] = {};
+  std::vector<uint32_t> regions;   // handles
+  std::vector<uint16_t> ids;       // quarantined
+  bool dead = false;               // proven; our own queues still have to be drained
+  uint32_t quiet_rounds = 0;       // since then, with nothing polled
+};
+
+class Worker {
+ public:
+  explicit Worker(Engine* engine);
+  ~Worker();
+  Error start();
+  // Asks the thread to say goodbye and waits for its end. False: some peer did not confirm in time.
+  bool stop(int64_t deadline_ns);
+
+  const NicState& nic(uint32_t index) const { return nics_[index]; }
+  uint64_t polls() const { return polls_.load(std::memory_order_relaxed); }
+  uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
+  uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
+  uint64_t failed() const { return failed_.load(std::memory_order_relaxed); }
+  uint64_t stray_messages() const { return stray_messages_.load(std::memory_order_relaxed); }
+  uint64_t stray_immediates() const { return stray_immediates_.load(std::memory_order_relaxed); }
+  uint64_t damaged_messages() const { return damaged_messages_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr uint32_t kBatch = 32;
+
+  // --- worker.cc
+  void run();
+  bool round();
+  void sleep();
+  bool may_sleep();
+  void tick();
+  void check_deadlines();
+  int64_t sleep_timeout();
+  void schedule(Peer& peer);
+  bool goodbye_finished();
+  void shut_down();
+
+  // --- worker_commands.cc
+  bool take_commands();
+  void begin(Operation* op);
+  bool claim(Operation* op);
+  void admit(Operation* op);
+  void readmit(Peer& peer);
+  void enqueue(Peer& peer, Operation* op, Queue queue);
+  void leave_queue(Operation* op);
+  void plan(Operation& op);
+  void plan_part(Operation& op, uint32_t index, uint32_t nic);
+  void cancel_requested();
+  void begin_connect(Operation* op);
+  void begin_disconnect(Operation* op);
+  void begin_reached(Operation* op);
+  void check_armed(Counter& counter);
+
+  // --- worker_finish.cc
+  void report(Operation* op, Status status, int provider_status, int nic, const char* detail);
+  void end_transfer(te_transfer* transfer);
+  void finish(Operation* op);                 // nothing of it is in flight; success unless it was reported before
+  void fail(Operation* op, Status status, const char* detail, int provider_status = 0, int nic = -1);
+  void settle_quiesced(te_transfer* transfer);
+  void release_operation(Operation* op);
+  void replace_zombie(Operation* op);
+
+  // --- worker_post.cc
+  bool post_peer(Peer& peer);
+  bool post_ready(Peer& peer);
+  uint32_t generate(Peer& peer, Operation& op, uint32_t budget);
+  uint32_t generate_flush(Peer& peer, Operation& op, uint32_t budget);
+  bool has_room(const Peer& peer, uint32_t nic) const;
+  bool needs_immediate(const Operation& op, const Part& part, uint64_t unit) const;
+  bool take_slot(Peer& peer, Operation& op);
+  void append(Peer& peer, Operation& op, uint32_t part, WorkKind kind);
+  void fill_write(Operation& op, const Part& part, uint64_t unit, WorkRequest* request);
+  void fill_immediate(Operation& op, const Part& part, uint64_t unit, WorkItem* item, WorkRequest* request);
+  void flush_batch(Peer& peer);
+  void take_back(Peer& peer, uint32_t index);
+  bool fully_posted(const Operation& op) const;
+  void account(Peer& peer, WorkItem* item, int direction);
+
+  // --- worker_complete.cc
+  bool poll_nic(uint32_t nic);
+  void complete(uint32_t nic, const Completion& completion);
+  void complete_write(uint32_t nic, const Completion& completion, WorkItem* item);
+  void complete_send(uint32_t nic, const Completion& completion, WorkItem* item);
+  void advance(Operation* op);
+  void immediate_arrived(uint32_t nic, uint32_t immediate);
+  void slot_arrived(uint16_t id, IdEntry& entry, uint32_t immediate);
+  void raise(Counter& counter, uint64_t by);
+  void retire_slot(Operation& op);
+
+  // --- worker_control.cc
+  bool post_control(Peer& peer);
+  bool post_records(Peer& peer);
+  bool post_fragments(Peer& peer);
+  bool post_unsequenced(Peer& peer, MessageType type);
+  MessageHeader header_for(const Peer& peer, MessageType type) const;
+  bool send_buffer(Peer& peer, Buffer* buffer, uint32_t length, WorkKind kind, bool sequenced, Operation* op);
+  bool acknowledgement_due(const Peer& peer) const;
+  void received(uint32_t nic, const Completion& completion, WorkItem* item);
+  bool receive_from(Peer& peer, const MessageHeader& header, Buffer* buffer);
+  void take_sequenced(Peer& peer, const MessageHeader& header, std::span<const uint8_t> body);
+  void take_records(Peer& peer, std::span<const uint8_t> body);
+  void take_record(Peer& peer, const Record& record);
+  void take_fragment(Peer& peer, const MessageHeader& header, std::span<const uint8_t> body);
+  void take_retire_slot(Peer& peer, const Record& record);
+  void take_counts(Peer& peer, std::span<const uint8_t> body);
+  void post_receives();
+  void push_record(Peer& peer, Record record);
+
+  // --- worker_session.cc
+  void ensure_connecting(Peer& peer);
+  Error start_session(Peer& peer);
+  void service_session(Peer& peer);
+  void send_hello(Peer& peer, bool acknowledgement);
+  void take_hello(std::span<const uint8_t> body);
+  void take_hello_ack(Peer& peer, std::span<const uint8_t> body);
+  void take_reject(Peer& peer, std::span<const uint8_t> body);
+  void reject(const te_address& to, uint32_t index, uint64_t token, RejectReason reason);
+  void adopt(Peer& peer, const Hello& hello);
+  void connected(Peer& peer);
+  void lose_older(const Peer& newcomer);
+  void lose(Peer& peer, Status status, const char* why, uint32_t final_state = TE_PEER_LOST);
+  void fail_all(Peer& peer, Status status, const char* why);
+  void leave_ghost(Peer& peer, bool drained);
+  void drop_attachments(Peer& peer);
+  void say_bye(Peer& peer);
+  void take_bye(Peer& peer);
+  void finish_bye(Peer& peer);
+  uint32_t writes_in_flight(const Peer& peer) const;
+  bool is_self(const Peer& peer) const;
+
+  // --- worker_attach.cc
+  bool attached(Peer& peer, Remote& remote, RecordType request);
+  void take_attach_region(Peer& peer, uint64_t serial);
+  void take_attach_counter(Peer& peer, uint64_t serial);
+  void take_region_attached(Peer& peer, const Record& record);
+  void take_counter_attached(Peer& peer, const Record& record);
+  void take_revoked(Peer& peer, const Record& record);
+  void take_revoke_region(Peer& peer, const Record& record);
+  void take_revoke_counter(Peer& peer, const Record& record);
+  void revoke(Peer& peer, Remote& remote, bool temporary, bool is_region);
+  void acknowledge_revocation(Peer& peer, Remote& remote, bool is_region);
+  void unclaim(Operation* op);
+  void recycle_if_unused(Peer& peer, Remote& remote, bool is_region);
+  void grant_region(Peer& peer, Region& region);
+
+  // --- worker_fence.cc
+  void begin_close_region(Operation* op);
+  void begin_close_counter(Operation* op);
+  void begin_fence(Operation* op);
+  void continue_closings();
+  bool region_released(Region& region);
+  bool close_region_step(Operation* op);
+  bool close_counter_step(Operation* op);
+  bool fence_step(Operation* op);
+  void holder_gone(Region& region, Peer& peer);
+  void start_rekey(Region& region, Peer* except);
+  void finish_rekey(Region& region);
+  void take_fence(Peer& peer, uint64_t serial);
+  void take_fenced(Peer& peer, const Record& record);
+  void request_remote_fences();
+  void watch_ghosts();
+  void orphan(Operation* op);
+
+  Engine& engine_;
+  Provider& provider_;
+  const Capabilities& capabilities_;
+  const te_settings& settings_;
+  const uint32_t nic_count_;
+  const uint32_t all_nics_;        // mask
+  const uint64_t max_chunk_;
+  const uint32_t fragment_bytes_;
+
+  std::thread thread_;
+  std::atomic<bool> stop_requested_{false};
+  std::atomic<int64_t> stop_deadline_{0};
+  bool stopping_ = false;
+  bool clean_end_ = true;
+  int epoll_ = -1;
+
+  int64_t now_ = 0;
+  int64_t last_tick_ = 0;
+  int64_t last_work_ = 0;
+  int64_t last_heartbeat_ = 0;
+  bool polled_something_ = false;
+  uint32_t total_in_flight_ = 0;   // writes, reads and sends of live sessions
+
+  std::vector<NicState> nics_;
+  WorkItems items_;
+  Buffers buffers_;
+  std::vector<WorkItem*> idle_receives_;  // not posted: no room in the provider
+  uint32_t receives_wanted_ = 0, receives_made_ = 0;
+  IdTable ids_;
+  List<Operation, &Operation::active_link> active_;
+  List<Peer, &Peer::scheduled_link> scheduled_;
+  List<Peer, &Peer::known_link> known_;
+  bool in_closings_ = false;
+  std::vector<Operation*> closings_;      // kCloseRegion, kCloseCounter, kFence under way
+  std::vector<Ghost> ghosts_;
+  std::vector<Region*> rekeying_;
+  uint32_t next_session_ = 1;
+  uint32_t spare_operations_;             // next index of the slab's reserve
+
+  // The batch being filled in post_ready.
+  uint32_t batch_nic_ = 0, batch_count_ = 0, blocked_ = 0;  // blocked_: mask of NICs that take nothing more this time
+  Operation* refused_ = nullptr;
+  int refused_status_ = 0;
+  WorkRequest requests_[kBatch];
+  WorkItem* batch_items_[kBatch] = {};
+  std::vector<uint8_t> flush_sink_;
+  std::vector<MemoryKey> flush_keys_;
+  uint32_t flush_registered_ = 0;
+
+  std::atomic<uint64_t> polls_{0}, sleeps_{0}, completed_{0}, failed_{0};
+  std::atomic<uint64_t> stray_messages_{0}, stray_immediates_{0}, damaged_messages_{0};
+};
+
+// Adds to a statistics word that only this thread writes: no locked instruction.
+inline void bump(std::atomic<uint64_t>& counter, uint64_t by = 1) {
+  counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+}
+
+}  // namespace te

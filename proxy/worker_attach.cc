@@ -1,0 +1,211 @@
+// The attach and revoke protocol.
+//
+// An initiator may use a region or counter only while it is attached: it asked the owner (by serial) and was granted keys or an id. The owner
+// knows every holder, so closing is safe: it revokes, each holder stops posting, waits until what it has in flight has completed, and
+// acknowledges. Records are sequenced, so an acknowledgement is never seen before the attachment that it ends, and a holder never
+// asks again before it has acknowledged.
+// A revocation may be temporary (a fence, new keys): the holder then attaches again on its own, and operations that were under way go
+// on where they stopped.
+#include <algorithm>
+
+#include "proxy/worker.h"
+
+namespace te {
+namespace {
+
+Record answer(RecordType type, uint64_t serial, Grant grant = Grant::kRefused) {
+  Record record;
+  record.type = type;
+  record.serial = serial;
+  record.granted = grant;
+  return record;
+}
+
+}  // namespace
+
+// --- the holder's half -----------------------------------------------------------------------------------------------------------
+
+// Is it attached? If not, that is asked for.
+bool Worker::attached(Peer& peer, Remote& remote, RecordType request) {
+  const Attachment state = remote.state.load(std::memory_order_relaxed);
+  if (state == Attachment::kAttached) return true;
+  if (state != Attachment::kNew || remote.revoke_pending) return false;
+  remote.state.store(Attachment::kAttaching, std::memory_order_release);
+  push_record(peer, answer(request, remote.serial));
+  return false;
+}
+
+void Worker::take_region_attached(Peer& peer, const Record& record) {
+  const auto found = peer.remote_regions.find(record.serial);
+  if (found == peer.remote_regions.end() || found->second->state.load(std::memory_order_relaxed) != Attachment::kAttaching) return;
+  RemoteRegion& remote = *found->second;
+  const bool usable = record.granted == Grant::kGranted && record.length == remote.length && record.nics >= peer.address.nic_count;
+  if (usable) {
+    std::copy(record.base.begin(), record.base.end(), remote.base);
+    std::copy(record.key.begin(), record.key.end(), remote.key);
+  }
+  remote.state.store(usable ? Attachment::kAttached : Attachment::kRefused, std::memory_order_release);
+  readmit(peer);
+}
+
+void Worker::take_counter_attached(Peer& peer, const Record& record) {
+  const auto found = peer.remote_counters.find(record.serial);
+  if (found == peer.remote_counters.end() || found->second->state.load(std::memory_order_relaxed) != Attachment::kAttaching) return;
+  RemoteCounter& remote = *found->second;
+  const bool granted = record.granted == Grant::kGranted && record.index < kMaxCounterIndex;
+  remote.id = record.id;
+  remote.counter_index = record.index;
+  remote.exhausted = record.granted == Grant::kExhausted;
+  remote.state.store(granted ? Attachment::kAttached : Attachment::kRefused, std::memory_order_release);
+  // Keeps the object while the operations that waited for it are failed.
+  ++remote.operations;
+  readmit(peer);
+  --remote.operations;
+  if (remote.exhausted) {  // ids may be free again later
+    remote.exhausted = false;
+    remote.state.store(Attachment::kNew, std::memory_order_release);
+  }
+}
+
+void Worker::take_revoke_region(Peer& peer, const Record& record) {
+  const auto found = peer.remote_regions.find(record.serial);
+  if (found == peer.remote_regions.end()) return push_record(peer, answer(RecordType::kRegionRevoked, record.serial));
+  revoke(peer, *found->second, record.temporary, true);
+}
+
+void Worker::take_revoke_counter(Peer& peer, const Record& record) {
+  const auto found = peer.remote_counters.find(record.serial);
+  if (found == peer.remote_counters.end()) return push_record(peer, answer(RecordType::kCounterRevoked, record.serial));
+  revoke(peer, *found->second, false, false);
+}
+
+void Worker::revoke(Peer& peer, Remote& remote, bool temporary, bool is_region) {
+  remote.state.store(temporary ? Attachment::kNew : Attachment::kRevoked, std::memory_order_release);
+  remote.revoke_pending = true;
+  ++remote.operations;  // keeps the object while operations that use it end
+  for (Operation* op = peer.ready.front(); op != nullptr;) {
+    Operation* next = peer.ready.next(op);
+    if (op->remote == &remote || op->counter == &remote) {
+      leave_queue(op);
+      if (temporary) {
+        enqueue(peer, op, Queue::kWaiting);
+      } else if (op->in_flight == 0) {
+        fail(op, Status::kRegionClosed, is_region ? "the peer closed the target region" : "the peer closed the counter");
+      } else {  // ends when it has drained: see advance
+        op->stopped = true;
+        note_failure(op->transfer, Status::kRegionClosed, 0, -1, peer.index, is_region ? "the peer closed the target region during the write" : "the peer closed the counter during the write");
+      }
+    }
+    op = next;
+  }
+  if (!temporary) readmit(peer);
+  --remote.operations;
+  if (remote.in_flight == 0 && remote.revoke_pending) acknowledge_revocation(peer, remote, is_region);
+}
+
+void Worker::acknowledge_revocation(Peer& peer, Remote& remote, bool is_region) {
+  remote.revoke_pending = false;
+  push_record(peer, answer(is_region ? RecordType::kRegionRevoked : RecordType::kCounterRevoked, remote.serial));
+  if (remote.state.load(std::memory_order_relaxed) == Attachment::kNew) readmit(peer);
+  else recycle_if_unused(peer, remote, is_region);
+}
+
+// The operation no longer needs its remote ends.
+void Worker::unclaim(Operation* op) {
+  op->admitted = false;
+  --op->remote->operations;
+  recycle_if_unused(*op->peer, *op->remote, true);
+  if (op->counter == nullptr) return;
+  --op->counter->operations;
+  recycle_if_unused(*op->peer, *op->counter, false);
+}
+
+// What the owner closed is of no use any more: its handle goes, and callers who still have it learn that the region is closed.
+void Worker::recycle_if_unused(Peer& peer, Remote& remote, bool is_region) {
+  const Attachment state = remote.state.load(std::memory_order_relaxed);
+  if (remote.operations > 0 || remote.revoke_pending || remote.in_flight > 0) return;
+  if (state != Attachment::kRevoked && state != Attachment::kRefused) return;
+  engine_.forget_remote(peer.index, remote.serial, is_region);
+  if (is_region) {
+    peer.remote_regions.erase(remote.serial);
+    engine_.remote_regions_.recycle(static_cast<RemoteRegion*>(&remote));
+  } else {
+    peer.remote_counters.erase(remote.serial);
+    engine_.remote_counters_.recycle(static_cast<RemoteCounter*>(&remote));
+  }
+}
+
+// --- the owner's half ------------------------------------------------------------------------------------------------------------
+
+void Worker::take_attach_region(Peer& peer, uint64_t serial) {
+  Region* region = engine_.region_by_serial(serial);
+  if (region == nullptr || !region->open.load(std::memory_order_seq_cst)) return push_record(peer, answer(RecordType::kRegionAttached, serial));
+  if (region->rekeying) {
+    region->waiting_holders.push_back(&peer);
+    return;
+  }
+  grant_region(peer, *region);
+}
+
+void Worker::grant_region(Peer& peer, Region& region) {
+  Record record = answer(RecordType::kRegionAttached, region.serial, Grant::kGranted);
+  record.length = region.span.length;
+  record.nics = static_cast<uint8_t>(nic_count_);
+  for (uint32_t i = 0; i < nic_count_; ++i) {
+    record.base[i] = region.keys[i].base;
+    record.key[i] = region.keys[i].remote_key;
+  }
+  if (std::find(region.holders.begin(), region.holders.end(), &peer) == region.holders.end()) {
+    region.holders.push_back(&peer);
+    peer.session.regions.push_back(&region);
+  }
+  push_record(peer, std::move(record));
+}
+
+void Worker::take_attach_counter(Peer& peer, uint64_t serial) {
+  Counter* counter = engine_.counter_by_serial(serial);
+  if (counter == nullptr || !counter->open.load(std::memory_order_relaxed)) return push_record(peer, answer(RecordType::kCounterAttached, serial));
+  Record record = answer(RecordType::kCounterAttached, serial, Grant::kGranted);
+  for (const Counter::Holder& holder : counter->holders) {
+    if (holder.peer != &peer) continue;
+    record.id = holder.id;
+    record.index = holder.index;
+    return push_record(peer, std::move(record));
+  }
+  std::vector<Counter*>& counters = peer.session.counters;
+  size_t index = 0;
+  while (index < counters.size() && counters[index] != nullptr) ++index;
+  if (index >= kMaxCounterIndex || !ids_.take(IdUse::kPlain, &peer, counter, now_, &record.id))
+    return push_record(peer, answer(RecordType::kCounterAttached, serial, Grant::kExhausted));
+  if (index == counters.size()) counters.push_back(nullptr);
+  counters[index] = counter;
+  record.index = static_cast<uint16_t>(index);
+  counter->holders.push_back({&peer, record.id, record.index});
+  peer.session.granted_ids.push_back(record.id);
+  push_record(peer, std::move(record));
+}
+
+void Worker::take_revoked(Peer& peer, const Record& record) {
+  if (record.type == RecordType::kRegionRevoked) {
+    if (Region* region = engine_.region_by_serial(record.serial)) {
+      holder_gone(*region, peer);
+      std::erase(peer.session.regions, region);
+      const auto handle = static_cast<int32_t>(region->handle.load(std::memory_order_relaxed));
+      for (Operation* op : closings_)
+        if (op->kind == OperationKind::kFence && op->peer == &peer) std::erase(op->watched, handle);
+    }
+    return continue_closings();
+  }
+  Counter* counter = engine_.counter_by_serial(record.serial);
+  if (counter == nullptr) return;
+  for (const Counter::Holder& holder : counter->holders) {
+    if (holder.peer != &peer) continue;
+    ids_.give_back(holder.id);
+    std::erase(peer.session.granted_ids, holder.id);
+    peer.session.counters[holder.index] = nullptr;
+  }
+  std::erase_if(counter->holders, [&](const Counter::Holder& holder) { return holder.peer == &peer; });
+  continue_closings();
+}
+
+}  // namespace te

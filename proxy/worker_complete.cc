@@ -1,0 +1,151 @@
+// Completions: what the provider says has ended or arrived.
+#include <algorithm>
+
+#include "proxy/worker.h"
+
+namespace te {
+
+bool Worker::poll_nic(uint32_t nic) {
+  constexpr uint32_t kMost = 64;
+  Completion completions[kMost];
+  const uint32_t count = provider_.poll(nic, completions);
+  for (uint32_t i = 0; i < count; ++i) complete(nic, completions[i]);
+  return count > 0;
+}
+
+void Worker::complete(uint32_t nic, const Completion& c) {
+  switch (c.kind) {
+    case CompletionKind::kImmediate: return immediate_arrived(nic, c.immediate);
+    case CompletionKind::kReceived: return received(nic, c, static_cast<WorkItem*>(c.context));
+    case CompletionKind::kPathUp:
+    case CompletionKind::kPathDown: return;  // connected paths come with their provider
+    case CompletionKind::kSent: break;
+  }
+  auto* item = static_cast<WorkItem*>(c.context);
+  if (item == nullptr) return;
+  if (c.status != Status::kOk) bump(nics_[nic].statistics.errors);
+  if (item->kind == WorkKind::kWrite || item->kind == WorkKind::kFlush) return complete_write(nic, c, item);
+  if (item->kind == WorkKind::kReceive) {  // a receive that was flushed
+    idle_receives_.push_back(item);
+    return;
+  }
+  complete_send(nic, c, item);
+}
+
+void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
+  Operation* op = item->operation;
+  Peer& peer = *item->peer;
+  const bool current = item->session == peer.session.number;
+  if (current) {
+    account(peer, item, -1);
+    if (c.status == Status::kOk) peer.last_heard_ns.store(now_, std::memory_order_relaxed);
+  } else {  // of a lost session: its windows were given up with it
+    --op->in_flight;
+  }
+  if (c.status == Status::kOk) {
+    NicState& state = nics_[nic];
+    bump(item->kind == WorkKind::kFlush ? state.statistics.reads : state.statistics.writes);
+    bump(state.statistics.write_bytes, item->length);
+    bump(peer.statistics.writes);
+    bump(peer.statistics.write_bytes, item->length);
+    if (item->slot_part) ++op->slot_delivered;
+  } else {
+    op->unknown |= c.landed_unknown;
+    // Credits of an immediate that certainly never left come back by no other way.
+    if (current && item->with_immediate && !c.landed_unknown) --peer.session.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
+    if (!op->stopped) {
+      op->stopped = true;
+      if (op->queue != Queue::kNone) leave_queue(op);
+      // The transfer ends when its work requests have drained, so that it is quiesced; see advance.
+      note_failure(op->transfer, c.status, c.provider_status, static_cast<int>(nic), peer.index, "a work request failed");
+    }
+  }
+  items_.give_back(item);
+  // Before the operation ends: after it these objects may belong to somebody else.
+  for (Remote* end : {static_cast<Remote*>(op->remote), static_cast<Remote*>(op->counter)})
+    if (end != nullptr && end->revoke_pending && end->in_flight == 0) acknowledge_revocation(peer, *end, end == op->remote);
+  if (op->in_flight == 0 && op->queue == Queue::kNone) advance(op);
+  if (c.status == Status::kPeerLost && current && peer.connected()) lose(peer, Status::kPeerLost, "the connection to the peer broke");
+}
+
+// Nothing of the operation is in flight, and it is in no list.
+void Worker::advance(Operation* op) {
+  if (op->stopped) {
+    if (op->has_slot) retire_slot(*op);
+    if (!op->reported) report(op, op->transfer->status, 0, -1, "");
+    return finish(op);
+  }
+  if (op->phase == Phase::kBody) {
+    op->phase = Phase::kFinal;
+    return fully_posted(*op) ? advance(op) : admit(op);  // the region may have been revoked for a while
+  }
+  if (op->phase == Phase::kFinal && op->flush && op->length > 0 && capabilities_.reads) {
+    op->phase = Phase::kFlush;
+    return admit(op);
+  }
+  op->has_slot = false;  // the receiver returns it once it has seen all parts
+  finish(op);
+}
+
+void Worker::retire_slot(Operation& op) {
+  op.has_slot = false;
+  Peer& peer = *op.peer;
+  if (!peer.connected() || std::find(peer.session.slots.begin(), peer.session.slots.end(), op.slot) != peer.session.slots.end()) return;
+  if (op.slot_posted == 0) {
+    peer.session.slots.push_back(op.slot);
+    return;
+  }
+  Record record;
+  record.type = RecordType::kRetireSlot;
+  record.id = op.slot;
+  record.delivered = op.slot_delivered;
+  record.unknown = op.unknown;
+  push_record(peer, std::move(record));
+}
+
+void Worker::immediate_arrived(uint32_t nic, uint32_t immediate) {
+  bump(nics_[nic].statistics.immediates);
+  const uint16_t id = immediate_id(immediate);
+  IdEntry& entry = ids_[id];
+  if (entry.use != IdUse::kPlain && entry.use != IdUse::kSlot) {
+    bump(stray_immediates_);
+    return;
+  }
+  Peer& peer = *entry.peer;
+  peer.last_heard_ns.store(now_, std::memory_order_relaxed);
+  bump(peer.statistics.immediates);
+  Credits& credits = peer.session.credits;
+  if (++credits.polled[nic] - credits.reported[nic] >= settings_.immediate_window / 2) schedule(peer);
+  if (entry.use == IdUse::kPlain) return raise(*entry.counter, immediate_count(immediate));
+  slot_arrived(id, entry, immediate);
+}
+
+void Worker::slot_arrived(uint16_t id, IdEntry& entry, uint32_t immediate) {
+  Peer& peer = *entry.peer;
+  if (entry.seen == 0) {
+    entry.parts = static_cast<uint8_t>(immediate_parts(immediate));
+    entry.counter_index = static_cast<uint16_t>(immediate_counter(immediate));
+  }
+  ++entry.seen;
+  if (entry.retiring) {
+    if (entry.seen < entry.expected) return;
+  } else {
+    if (entry.seen < entry.parts) return;
+    const std::vector<Counter*>& counters = peer.session.counters;
+    if (entry.counter_index < counters.size() && counters[entry.counter_index] != nullptr) raise(*counters[entry.counter_index], 1);
+    else bump(stray_immediates_);
+  }
+  entry.seen = entry.parts = entry.expected = 0;
+  entry.retiring = false;
+  peer.session.slots_to_return.push_back(id);
+  schedule(peer);
+}
+
+// Every byte that this counts is in memory: see native/immediate.h.
+void Worker::raise(Counter& counter, uint64_t by) {
+  counter.value.store(counter.value.load(std::memory_order_relaxed) + by, std::memory_order_release);
+  counter.wake();
+  if (!counter.armed.empty()) check_armed(counter);
+}
+
+}  // namespace te

@@ -1,0 +1,414 @@
+// Acquaintance and loss.
+//
+// A session opens with a hello in one direction and its acknowledgement in the other. The initiator has every path to the peer
+// open before it says hello; the other side opens its own before it answers. So whoever is connected knows that the peer
+// knows it, on every NIC: what EFA needs before the first write. Hellos are repeated with back-off until answered or until the deadline.
+// Both may start at once: each answers the other's hello, and both end in one session, since a side has one token for both roles.
+//
+// Tokens are random per session. A message with another token is from an older session, or from a stranger, and is dropped. Session
+// numbers rise with every session an engine opens, so a hello that was delayed across a reconnect is recognised as old.
+#include <algorithm>
+
+#include "proxy/worker.h"
+
+namespace te {
+namespace {
+
+constexpr int64_t kMillisecond = 1'000'000;
+constexpr int64_t kFirstHelloWait = 20 * kMillisecond;
+constexpr int64_t kLongestHelloWait = 500 * kMillisecond;
+constexpr uint32_t kUnsequencedReserve = 8;
+
+bool same_nic(const te_nic_address& a, const te_nic_address& b) { return a.length == b.length && std::memcmp(a.bytes, b.bytes, a.length) == 0; }
+
+}  // namespace
+
+bool Worker::is_self(const Peer& peer) const {
+  return peer.address.generation == engine_.address_.generation && std::memcmp(peer.address.identity, engine_.address_.identity, 16) == 0;
+}
+
+void Worker::ensure_connecting(Peer& peer) {
+  const uint32_t state = peer.state.load(std::memory_order_relaxed);
+  if (state == TE_PEER_CONNECTED || state == TE_PEER_CONNECTING) return;
+  if (peer.restarted) {
+    return fail_all(peer, Status::kPeerRestarted, "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now");
+  }
+  if (Error e = start_session(peer)) return fail_all(peer, Status::kPeerUnreachable, e.message().c_str());
+  peer.state.store(TE_PEER_CONNECTING, std::memory_order_release);
+  peer.session.deadline = deadline_after(now_, settings_.connect_timeout_ns);
+  peer.session.hello_at = now_;
+  peer.session.hello_wait = kFirstHelloWait;
+  service_session(peer);
+}
+
+Error Worker::start_session(Peer& peer) {
+  if (!peer.known_link.linked) known_.push_back(&peer);
+  peer.session = Session{};
+  Session& s = peer.session;
+  if (!random_bytes(&s.token, sizeof s.token)) return Error(Status::kTransport, "getrandom failed");
+  s.number = next_session_++;
+  s.stream.early.assign(settings_.message_window, nullptr);
+  peer.consumed_bytes.store(0, std::memory_order_relaxed);
+  peer.session_number.store(s.number, std::memory_order_relaxed);
+  peer.last_heard_ns.store(now_, std::memory_order_relaxed);
+  for (uint32_t i = 0; i < nic_count_; ++i) {
+    const te_nic_address& remote = peer.address.nics[paired_nic(i, peer.address.nic_count)];
+    if (Error e = provider_.open_path(i, remote, peer.address.generation, &s.paths[i])) {
+      for (uint32_t k = 0; k < i; ++k) provider_.close_path(k, s.paths[k]);
+      return e;
+    }
+  }
+  s.paths_open = true;
+  receives_wanted_ += settings_.message_window + kUnsequencedReserve + 2 * nic_count_;
+  post_receives();
+  // A peer with several NICs may cut writes over them, and needs slots for that.
+  for (uint32_t i = 0; peer.address.nic_count > 1 && i < settings_.assembly_slots; ++i) {
+    uint16_t id = 0;
+    if (!ids_.take(IdUse::kSlot, &peer, nullptr, now_, &id)) break;
+    s.granted_ids.push_back(id);
+  }
+  return {};
+}
+
+// On the clock: hellos, heartbeats, time-outs.
+void Worker::service_session(Peer& peer) {
+  Session& s = peer.session;
+  if (peer.state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) {
+    if (now_ >= s.deadline) {
+      char why[120];
+      std::snprintf(why, sizeof why, "no answer to a hello within %.3f s", static_cast<double>(settings_.connect_timeout_ns) * 1e-9);
+      return lose(peer, Status::kPeerUnreachable, why);
+    }
+    if (now_ >= s.hello_at) send_hello(peer, false);
+    return;
+  }
+  if (!peer.connected() || is_self(peer)) return;
+  const int64_t silence = now_ - peer.last_heard_ns.load(std::memory_order_relaxed);
+  if (silence > settings_.peer_timeout_ns) {
+    char why[96];
+    std::snprintf(why, sizeof why, "no sign of life for %.3f s", static_cast<double>(silence) * 1e-9);
+    return lose(peer, Status::kPeerLost, why);
+  }
+  if (silence > settings_.peer_timeout_ns / 4 && (!s.ping_out || now_ - s.ping_at > settings_.peer_timeout_ns / 4)) {
+    if (post_unsequenced(peer, MessageType::kPing)) provider_.ring_doorbells();
+    s.ping_out = true;
+    s.ping_at = now_;
+  }
+}
+
+void Worker::send_hello(Peer& peer, bool acknowledgement) {
+  Session& s = peer.session;
+  Hello hello;
+  std::memcpy(hello.target_identity, peer.address.identity, 16);
+  hello.target_generation = peer.address.generation;
+  hello.sender = engine_.address_;
+  hello.sender_index = static_cast<uint32_t>(peer.index);
+  hello.sender_token = s.token;
+  hello.echo_token = acknowledgement ? s.their_token : 0;
+  hello.session = s.number;
+  hello.immediate_window = settings_.immediate_window;
+  hello.message_window = settings_.message_window;
+  hello.fragment_bytes = fragment_bytes_;
+  hello.message_queue_bytes = settings_.message_queue_bytes;
+  hello.max_message_bytes = settings_.max_message_bytes;
+  hello.slots = s.granted_ids;
+  hello.slots.resize(std::min<size_t>(hello.slots.size(), std::min(settings_.assembly_slots, kMaxHelloSlots)));
+  const std::vector<uint8_t> body = encode(hello);
+  Buffer* buffer = buffers_.take();
+  if (buffer == nullptr || kHeaderBytes + body.size() > fragment_bytes_) {
+    if (buffer != nullptr) buffers_.give_back(buffer);
+    return lose(peer, Status::kPeerUnreachable, "the hello does not fit a message of this provider");
+  }
+  MessageHeader header = header_for(peer, acknowledgement ? MessageType::kHelloAck : MessageType::kHello);
+  header.body_bytes = static_cast<uint32_t>(body.size());
+  write_header(header, std::span(buffer->data, kHeaderBytes));
+  std::copy(body.begin(), body.end(), buffer->data + kHeaderBytes);
+  const bool sent = send_buffer(peer, buffer, kHeaderBytes + header.body_bytes, WorkKind::kControl, false, nullptr);
+  if (!sent) buffers_.give_back(buffer);
+  provider_.ring_doorbells();
+  if (acknowledgement) {
+    s.hello_ack_due = !sent;
+    return;
+  }
+  s.hello_at = now_ + (sent ? s.hello_wait : kMillisecond);
+  if (sent) s.hello_wait = std::min(2 * s.hello_wait, kLongestHelloWait);
+}
+
+void Worker::take_hello(std::span<const uint8_t> body) {
+  Hello hello;
+  if (!decode(body, &hello)) {
+    bump(damaged_messages_);
+    return;
+  }
+  if (stopping_) return;
+  const te_address& me = engine_.address_;
+  if (std::memcmp(hello.target_identity, me.identity, 16) != 0 || hello.target_generation != me.generation)
+    return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kRestarted);
+  int32_t index = -1;
+  if (engine_.peer(hello.sender, &index)) return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kFull);
+  Peer& peer = *engine_.peer_at(index);
+  Session& s = peer.session;
+  if (s.hello_seen && s.their_token == hello.sender_token) {  // repeated: our answer was late or lost
+    s.hello_ack_due = true;
+    return schedule(peer);
+  }
+  if (s.hello_seen && static_cast<int32_t>(hello.session - s.their_number) <= 0) return;  // older than the session we have
+  if (s.hello_seen) lose(peer, Status::kPeerLost, "the peer lost this connection and opened a new one");
+  lose_older(peer);
+  if (!peer.session.paths_open) {
+    if (start_session(peer)) return;  // the initiator's hello comes again
+    peer.state.store(TE_PEER_CONNECTING, std::memory_order_release);
+  }
+  adopt(peer, hello);
+  peer.session.hello_ack_due = true;
+  connected(peer);
+  schedule(peer);
+}
+
+void Worker::take_hello_ack(Peer& peer, std::span<const uint8_t> body) {
+  Hello hello;
+  if (!decode(body, &hello) || hello.echo_token != peer.session.token) {
+    bump(damaged_messages_);
+    return;
+  }
+  if (!peer.session.hello_seen) adopt(peer, hello);
+  if (!peer.connected()) connected(peer);
+}
+
+void Worker::adopt(Peer& peer, const Hello& hello) {
+  Session& s = peer.session;
+  s.hello_seen = true;
+  s.their_token = hello.sender_token;
+  s.their_index = hello.sender_index;
+  s.their_number = hello.session;
+  s.credits.their_window = hello.immediate_window;
+  s.credits.their_queue_bytes = hello.message_queue_bytes;
+  s.stream.their_window = hello.message_window;
+  s.stream.fragment_bytes = hello.fragment_bytes;
+  s.slots = hello.slots;
+  peer.last_heard_ns.store(now_, std::memory_order_relaxed);
+}
+
+void Worker::connected(Peer& peer) {
+  if (peer.connected()) return;
+  peer.restarted = false;
+  peer.state.store(TE_PEER_CONNECTED, std::memory_order_release);
+  std::vector<Operation*> connects;
+  connects.swap(peer.connects);
+  for (Operation* op : connects) finish(op);
+  readmit(peer);
+}
+
+// Somebody new lives where an older acquaintance lived: the same identity with another generation, or the same NIC address.
+void Worker::lose_older(const Peer& newcomer) {
+  for (Peer* peer = known_.front(); peer != nullptr;) {
+    Peer* next = known_.next(peer);
+    const bool same_engine = std::memcmp(peer->address.identity, newcomer.address.identity, 16) == 0;
+    if (peer != &newcomer && (same_engine || same_nic(peer->address.nics[0], newcomer.address.nics[0]))) {
+      if (peer->session.paths_open) lose(*peer, Status::kPeerRestarted, "another engine (a restarted one) lives at the peer's address");
+      peer->restarted = true;
+    }
+    peer = next;
+  }
+}
+
+// Answers a hello that was meant for somebody else. The sender is no peer of ours, so the path to it lives for this one message.
+void Worker::reject(const te_address& to, uint32_t index, uint64_t token, RejectReason reason) {
+  PathId path = kNoPath;
+  if (provider_.open_path(0, to.nics[0], to.generation, &path)) return;
+  Buffer* buffer = buffers_.take();
+  if (buffer == nullptr) return provider_.close_path(0, path);
+  Reject answer;
+  answer.reason = reason;
+  answer.echo_token = token;
+  std::memcpy(answer.identity, engine_.address_.identity, 16);
+  answer.generation = engine_.address_.generation;
+  const std::vector<uint8_t> body = encode(answer);
+  MessageHeader header;
+  header.type = MessageType::kReject;
+  header.target_index = index;
+  header.token = token;
+  header.body_bytes = static_cast<uint32_t>(body.size());
+  write_header(header, std::span(buffer->data, kHeaderBytes));
+  std::copy(body.begin(), body.end(), buffer->data + kHeaderBytes);
+  WorkItem* item = items_.take();
+  item->peer = nullptr;
+  item->buffer = buffer;
+  item->kind = WorkKind::kControl;
+  item->length = path;  // closed when the send completes
+  WorkRequest request;
+  request.opcode = Opcode::kSend;
+  request.path = path;
+  request.local = buffer->data;
+  request.local_key = buffer->local_key;
+  request.length = kHeaderBytes + header.body_bytes;
+  request.context = item;
+  if (provider_.post(0, std::span(&request, 1)).posted == 1) return provider_.ring_doorbells();
+  items_.give_back(item);
+  buffers_.give_back(buffer);
+  provider_.close_path(0, path);
+}
+
+void Worker::take_reject(Peer& peer, std::span<const uint8_t> body) {
+  Reject answer;
+  if (!decode(body, &answer) || answer.echo_token != peer.session.token || peer.connected()) {
+    bump(stray_messages_);
+    return;
+  }
+  if (answer.reason == RejectReason::kFull) return lose(peer, Status::kPeerUnreachable, "the peer has no room for another peer (its max_peers)");
+  peer.restarted = true;
+  lose(peer, Status::kPeerRestarted, "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now");
+}
+
+// --- loss ----------------------------------------------------------------------------------------------------------------------
+
+void Worker::fail_all(Peer& peer, Status status, const char* why) {
+  for (Operation* op = active_.front(); op != nullptr;) {
+    Operation* next = active_.next(op);
+    const bool about_work = op->kind == OperationKind::kWrite || op->kind == OperationKind::kPages || op->kind == OperationKind::kMessage ||
+                            op->kind == OperationKind::kConnect;
+    if (op->peer == &peer && about_work && !op->reported) {
+      if (op->in_flight > 0) replace_zombie(op);
+      fail(op, status, why);
+    }
+    op = next;
+  }
+}
+
+void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_state) {
+  const bool was_connected = peer.connected();
+  const bool drained = peer.session.bye_done || peer.session.their_bye;
+  char reason[160];
+  std::snprintf(reason, sizeof reason, "%s", why);  // `why` may lie in what is torn down below
+  peer.state.store(final_state, std::memory_order_release);
+  fail_all(peer, status, reason);
+  std::vector<Operation*> disconnects;
+  disconnects.swap(peer.disconnects);
+  for (Operation* op : disconnects) finish(op);
+  drop_attachments(peer);
+  leave_ghost(peer, drained);
+  Session& s = peer.session;
+  for (Buffer* early : s.stream.early)
+    if (early != nullptr) buffers_.give_back(early);
+  std::free(s.assembly.data);
+  if (s.paths_open) {
+    const uint32_t given = settings_.message_window + kUnsequencedReserve + 2 * nic_count_;
+    receives_wanted_ -= std::min(receives_wanted_, given);  // those posted stay; fewer are made for the next peer
+    receives_wanted_ = std::max(receives_wanted_, receives_made_);
+  }
+  for (uint32_t i = 0; i < nic_count_; ++i) {
+    nics_[i].in_flight -= peer.in_flight[i];
+    total_in_flight_ -= peer.in_flight[i];
+    peer.in_flight[i] = 0;
+    nics_[i].statistics.in_flight.store(nics_[i].in_flight, std::memory_order_relaxed);
+  }
+  peer.in_flight_total.store(0, std::memory_order_relaxed);
+  peer.session = Session{};
+  scheduled_.remove(&peer);
+  engine_.counters_.for_each([this](Counter& counter) {
+    counter.wake();
+    if (!counter.armed.empty()) check_armed(counter);
+  });
+  if (was_connected) engine_.events_.push_lost(peer.index);
+}
+
+// Ids and regions of the ended session. Where the peer has said that it drained, they are free at once. Otherwise a ghost
+// keeps them until it is proven that nothing of the peer's can land or count any more.
+void Worker::leave_ghost(Peer& peer, bool drained) {
+  Session& s = peer.session;
+  Ghost ghost;
+  ghost.peer = &peer;
+  for (Region* region : s.regions) {
+    if (!drained) ghost.regions.push_back(region->handle.load(std::memory_order_relaxed));
+    holder_gone(*region, peer);
+  }
+  for (Counter* counter : s.counters)
+    if (counter != nullptr) std::erase_if(counter->holders, [&](const Counter::Holder& holder) { return holder.peer == &peer; });
+  for (const uint16_t id : s.granted_ids) {
+    if (drained) ids_.give_back(id);
+    else ids_.quarantine(id, now_);
+  }
+  for (const uint16_t id : s.retired_ids) {
+    if (drained) ids_.release_quarantined(id);
+  }
+  if (!drained && s.hello_seen) {
+    ghost.ids = s.granted_ids;
+    ghost.ids.insert(ghost.ids.end(), s.retired_ids.begin(), s.retired_ids.end());
+    if (!capabilities_.keys_enforced && s.paths_open) {  // the paths are needed for the proof
+      ghost.paths_open = true;
+      std::copy(std::begin(s.paths), std::end(s.paths), std::begin(ghost.paths));
+    }
+    ghosts_.push_back(std::move(ghost));
+  }
+  if (s.paths_open && (ghosts_.empty() || ghosts_.back().peer != &peer || !ghosts_.back().paths_open || drained))
+    for (uint32_t i = 0; i < nic_count_; ++i) provider_.close_path(i, s.paths[i]);
+}
+
+// What we had attached of the peer's: to be attached again in the next session.
+void Worker::drop_attachments(Peer& peer) {
+  const auto drop = [&](Remote& remote) {
+    remote.revoke_pending = false;
+    remote.in_flight = 0;  // what the lost session left in flight is no longer counted anywhere
+    const Attachment state = remote.state.load(std::memory_order_relaxed);
+    if (state == Attachment::kAttached || state == Attachment::kAttaching) remote.state.store(Attachment::kNew, std::memory_order_release);
+  };
+  for (auto& [serial, region] : peer.remote_regions) {
+    drop(*region);
+    region->fence_requested = false;
+  }
+  for (auto& [serial, counter] : peer.remote_counters) drop(*counter);
+}
+
+// --- goodbye ---------------------------------------------------------------------------------------------------------------------
+
+// Anything but messages in flight towards the peer.
+uint32_t Worker::writes_in_flight(const Peer& peer) const {
+  uint32_t count = 0;
+  for (const auto& [serial, region] : peer.remote_regions) count += region->in_flight;
+  return count;
+}
+
+// We will post nothing more. Said once what we have in flight has drained, so it also tells the peer that we have drained.
+void Worker::say_bye(Peer& peer) {
+  if (!peer.connected()) return;
+  peer.session.saying_bye = true;
+  schedule(peer);
+  finish_bye(peer);
+}
+
+void Worker::take_bye(Peer& peer) {
+  peer.session.their_bye = true;
+  peer.session.bye_done = true;  // it drained before it said so
+  fail_all(peer, Status::kPeerLost, "the peer closed its engine or disconnected");
+  schedule(peer);
+}
+
+// Advances a goodbye in either direction; ends the session when it is complete.
+void Worker::finish_bye(Peer& peer) {
+  if (!peer.connected()) return;
+  Session& s = peer.session;
+  if (is_self(peer)) {
+    if (writes_in_flight(peer) == 0) lose(peer, Status::kPeerLost, "the engine was closed", TE_PEER_CLOSED);
+    return;
+  }
+  schedule(peer);
+  if (writes_in_flight(peer) > 0) return;
+  if (s.their_bye && !s.bye_answered) {
+    s.bye_answered = true;
+    Record record;
+    record.type = RecordType::kByeDone;
+    push_record(peer, std::move(record));
+    return;
+  }
+  if (s.saying_bye && !s.their_bye && !s.bye_said) {
+    s.bye_said = true;
+    Record record;
+    record.type = RecordType::kBye;
+    push_record(peer, std::move(record));
+    return;
+  }
+  if (!s.stream.records.empty() || peer.in_flight[0] > 0) return;  // not yet out
+  if (s.bye_done) lose(peer, Status::kPeerLost, s.saying_bye ? "disconnected" : "the peer closed its engine or disconnected", s.saying_bye ? TE_PEER_CLOSED : TE_PEER_LOST);
+}
+
+}  // namespace te

@@ -1,0 +1,163 @@
+"""The native engine and what all objects made from it share: life cycle, caches of remote handles, errors with names.
+
+An Engine, its regions, counters, transfers and peers refer to one EngineHandle, and the native engine is freed with
+the last reference. So no call can meet freed memory, whatever thread closes the engine. After a fork the child's
+handles are marked before anything else runs in it: from then on nothing native is touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from typing import Any, NoReturn
+
+from . import _native
+from ._native import ffi, lib, thread_state
+from .address import Address
+from .descriptors import CounterDescriptor, RegionDescriptor
+from .errors import EngineClosed, ForkedEngine, TransferEngineError
+
+OPEN, CLOSING, CLOSED, FORKED = range(4)
+_CACHED = 1 << 16  # remote handles remembered; the core is asked again for forgotten ones
+
+
+class EngineHandle:
+    """Owner of a te_engine. `state` is OPEN (0) while it can be used."""
+
+    __slots__ = (
+        "__weakref__", "counters", "default_timeout_ns", "device_memory", "dispatcher", "lock", "nic_names", "owners",
+        "peers", "pending", "pointer", "remotes", "serials", "state",
+    )  # fmt: skip
+
+    def __init__(self, settings: Any, default_timeout_ns: int) -> None:
+        self.state = CLOSED  # until it is open; __del__ runs also when opening fails
+        self.pointer: Any = None
+        out = ffi.new("te_engine **")
+        error = ffi.new("te_error *")
+        _native.check(lib.te_engine_open(settings, out, error), "open", error)
+        self.pointer = out[0]
+        self.default_timeout_ns = default_timeout_ns
+        self.device_memory = False  # no transport reports that it reaches device memory
+        self.lock = threading.RLock()  # one an engine, so that a fork cannot leave other engines' locks taken
+        self.remotes: dict[bytes, int] = {}  # region descriptor -> the core's handle
+        self.counters: dict[bytes, int] = {}  # counter descriptor -> the core's handle
+        self.peers: dict[bytes, int] = {}  # address -> the core's index
+        self.owners: dict[int, object] = {}  # region -> what keeps its memory alive
+        self.pending: dict[int, Any] = {}  # transfers whose end will be reported as an event
+        self.serials = itertools.count(1)
+        self.dispatcher: Any = None
+        self.nic_names: tuple[str, ...] = ()
+        self.state = OPEN
+        _handles.add(self)
+
+    # --- life cycle -------------------------------------------------------------------------------------------------
+
+    def ensure_open(self, operation: str) -> None:
+        if self.state:
+            self.refuse(operation)
+
+    def ensure_native(self, operation: str) -> None:
+        """For calls that are allowed on a closed engine but not in a forked child."""
+        if self.state == FORKED:
+            self.refuse(operation)
+
+    def refuse(self, operation: str) -> NoReturn:
+        if self.state == FORKED:
+            raise ForkedEngine(f"this engine was opened before process {os.getpid()} was forked", operation=operation)
+        raise EngineClosed("the engine is closed", operation=operation)
+
+    def close(self, timeout_ns: int) -> TransferEngineError | None:
+        """Closes the native engine. Idempotent; safe in any thread, in signal handlers and during finalization.
+
+        A time-out means that some peer did not confirm; everything is stopped all the same. Then the memory is kept
+        until the engine is freed, since a transport without enforced keys may still write to it.
+        """
+        if self.state in (CLOSED, FORKED):
+            return None
+        self.state = CLOSING
+        error = ffi.new("te_error *")  # not the thread's: this may interrupt a call that is about to read it
+        status = lib.te_engine_close(self.pointer, timeout_ns, error)
+        failure = None if status == _native.OK else self.failure("close", status, error)
+        if failure is None:
+            self.owners.clear()
+        self.state = CLOSED
+        return failure
+
+    def __del__(self) -> None:
+        if self.state != FORKED and self.pointer is not None:
+            lib.te_engine_free(self.pointer)
+
+    # --- names of peers, regions and counters ---------------------------------------------------------------------
+
+    def remote_region(self, descriptor: RegionDescriptor, operation: str) -> int:
+        out = ffi.new("uint32_t *")
+        error = thread_state.error
+        status = lib.te_remote_region(self.pointer, descriptor._native, out, error)
+        if status != _native.OK:
+            raise self.failure(operation, status, error)
+        if len(self.remotes) >= _CACHED:
+            self.remotes.clear()
+        handle = self.remotes[descriptor._bytes] = int(out[0])
+        return handle
+
+    def remote_counter(self, descriptor: CounterDescriptor, operation: str) -> int:
+        out = ffi.new("uint32_t *")
+        error = thread_state.error
+        status = lib.te_remote_counter(self.pointer, descriptor._native, out, error)
+        if status != _native.OK:
+            raise self.failure(operation, status, error)
+        if len(self.counters) >= _CACHED:
+            self.counters.clear()
+        handle = self.counters[descriptor._bytes] = int(out[0])
+        return handle
+
+    def peer(self, address: Address, operation: str) -> int:
+        """The index of a peer. Does not connect."""
+        index = self.peers.get(address._bytes)
+        if index is None:
+            out = ffi.new("int32_t *")
+            error = thread_state.error
+            status = lib.te_peer(self.pointer, address._native, out, error)
+            if status != _native.OK:
+                raise self.failure(operation, status, error)
+            index = self.peers[address._bytes] = int(out[0])
+        return index
+
+    def forget_remotes(self) -> None:
+        """After a refusal or a disconnect the core may have given up handles: ask it anew at the next use."""
+        self.remotes.clear()
+        self.counters.clear()
+        self.peers.clear()
+
+    def describe_peer(self, index: int) -> Any:
+        """A te_peer_info, or None when there is no such peer."""
+        info = ffi.new("te_peer_info *")
+        error = ffi.new("te_error *")
+        return info if lib.te_peer_describe(self.pointer, index, info, error) == _native.OK else None
+
+    def address_of(self, index: int) -> Address | None:
+        info = self.describe_peer(index)
+        return None if info is None else Address.from_native(ffi.addressof(info, "address"))
+
+    # --- errors -----------------------------------------------------------------------------------------------------
+
+    def failure(self, operation: str, status: int, error: Any, note: str = "") -> TransferEngineError:
+        """The exception for a failed call, with the names of peer and NIC."""
+        peer = None
+        if error.peer >= 0:
+            address = self.address_of(error.peer)
+            peer = f"#{error.peer}" if address is None else str(address)
+        return _native.failure(operation, status, error, peer=peer, nics=self.nic_names, note=note)
+
+
+_handles: weakref.WeakSet[EngineHandle] = weakref.WeakSet()
+
+
+def _mark_forked() -> None:
+    for handle in list(_handles):
+        handle.state = FORKED
+
+
+os.register_at_fork(after_in_child=_mark_forked)

@@ -1,0 +1,327 @@
+"""Engine: the set-up, the life cycle, and everything that is made from an engine. The data path is in datapath.py."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from . import _native, messages, peers, probing, stats
+from ._handle import CLOSED, FORKED, EngineHandle
+from ._native import ffi, lib, thread_state
+from .address import Address
+from .counters import Counter
+from .datapath import Datapath
+from .dispatcher import Dispatcher
+from .errors import ArgumentTypeError, ConfigError, TransferEngineError
+from .memory import Buffer, Region
+from .messages import Message, Messages
+from .peers import Peer
+from .settings import Settings, to_native
+from .spans import parse_device, span_of
+from .transfers import Transfer
+
+_log = logging.getLogger("transfer_engine")
+
+
+class Engine(Datapath):
+    """Moves bytes between the memories of this process and of its peers. A context manager.
+
+    Args:
+        transport: "efa", "cx7", "tcp", "shm" or "sim"; a requested transport is used or refused, never replaced. None
+            takes the setting, else the best that works here; `engine.transport` and the log say which.
+        device: None: the host. (Engines beside a GPU are not supported.)
+        nics: names of interfaces or devices (a list, or with commas between them), or how many to use. None takes the
+            setting, else what the topology gives.
+        settings: all else; None reads the environment (TE_...) and takes defaults.
+
+    Raises:
+        TransportUnavailable: the transport's library, provider or device is missing.
+        ConfigError: a setting that cannot be honoured here.
+        ArgumentTypeError: arguments of other types.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_description", "_settings")
+
+    def __init__(
+        self,
+        transport: str | None = None,
+        device: Any = None,
+        nics: str | int | Sequence[str] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        if settings is not None and not isinstance(settings, Settings):
+            raise ArgumentTypeError(f"settings must be te.Settings, not {type(settings).__name__}", operation="Engine")
+        if parse_device(device)[0] != lib.TE_DEVICE_HOST:
+            raise ConfigError(
+                f"device {str(device)!r}: engines beside a GPU are not supported",
+                operation="Engine",
+                hint="use device=None",
+            )
+        settings = settings or Settings()
+        if transport is not None:
+            settings = dataclasses.replace(settings, transport=transport)
+        if nics is not None:
+            settings = dataclasses.replace(settings, nics=nics)  # type: ignore[arg-type]  # parsed there
+        chosen = settings.transport is None
+        if chosen:
+            settings = dataclasses.replace(settings, transport=probing.best())
+        native, alive = to_native(settings)
+        self._handle = handle = EngineHandle(native, int(settings.timeout_s * 1e9))
+        del alive  # the core has copied what it needs
+        _engines.add(self)
+        self._settings = settings
+        self._description = stats.describe(handle)
+        handle.nic_names = tuple(stats.nic(handle, index)["name"] for index in range(self._description["nics"]))
+        native_address = ffi.new("te_address *")
+        error = thread_state.error
+        status = lib.te_engine_address(handle.pointer, native_address, error)
+        if status != _native.OK:
+            raise handle.failure("Engine", status, error)
+        self._address = Address.from_native(native_address)
+        _log.log(
+            logging.INFO if chosen else logging.DEBUG,
+            "engine on %s (%s, %s), nics %s",
+            self.transport, self._description["provider"], self._description["library"], ", ".join(self.nics),
+        )  # fmt: skip
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> Address:
+        """All that another engine needs in order to reach this one."""
+        return self._address
+
+    @property
+    def transport(self) -> str:
+        """The transport in use."""
+        return str(self._description["transport"])
+
+    @property
+    def nics(self) -> tuple[str, ...]:
+        """The names of the NICs in use, in the order of their indices."""
+        return self._handle.nic_names
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in use."""
+        return self._settings
+
+    @property
+    def closed(self) -> bool:
+        """True once close() was called."""
+        return self._handle.state != 0
+
+    def describe(self) -> dict[str, Any]:
+        """What was chosen (provider, library, polling, core, ...) and what the transport can do."""
+        return dict(self._description)
+
+    def stats(self) -> dict[str, Any]:
+        """Operations, bytes, errors and depths: {"engine": ..., "nics": {name: ...}, "peers": {address: ...}}.
+
+        Counts are since the start. Plain types only: `json.dumps` takes it as it is.
+        """
+        self._handle.ensure_open("stats")
+        return stats.collect(self._handle, self._settings.max_peers)
+
+    # --- memory and counters ----------------------------------------------------------------------------------------
+
+    def register(self, memory: Any) -> Region:
+        """Registers memory that exists, without a copy, and holds a reference to it until the region is closed.
+
+        Args:
+            memory: contiguous: a numpy array, a torch tensor, anything with a buffer or DLPack interface, or
+                (pointer, nbytes, device). Read-only memory can be a source only. Any alignment and length, zero
+                included.
+
+        Raises:
+            RegistrationError: not contiguous, or memory that this transport does not reach; the message says which.
+            ArgumentTypeError: an object without memory.
+        """
+        return Region(self._handle, span_of(memory))
+
+    def allocate(self, nbytes: int, device: Any = None) -> Buffer:
+        """Allocates and registers zeroed memory that starts on a page boundary.
+
+        Args:
+            nbytes: its length in bytes.
+            device: None or "cpu".
+
+        Raises:
+            RegistrationError: no such memory to be had.
+        """
+        return Buffer(self._handle, nbytes, device)
+
+    def counter(self) -> Counter:
+        """A new counter at zero, for peers to raise.
+
+        Raises:
+            ResourceExhausted: all ids are in use.
+        """
+        return Counter(self._handle)
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        address: Address | bytes | str,
+        data: bytes,
+        *,
+        timeout_s: float | None = None,
+        request_id: object = None,
+    ) -> Transfer:
+        """Sends a message of at most `settings.max_message_bytes`; messages of one sender arrive in order.
+
+        Raises:
+            ArgumentError: the message is too long.
+            PeerError: the peer is gone. (Not reachable at all: the transfer's error.)
+        """
+        return messages.send(self._handle, Address.of(address), data, timeout_s, request_id)
+
+    def receive(self, timeout_s: float | None = None) -> Message:
+        """The next message from any peer.
+
+        Args:
+            timeout_s: seconds; None is the engine's default deadline, 0 only takes what is there.
+
+        Raises:
+            TransferTimeout: no message came.
+        """
+        return messages.receive(self._handle, timeout_s)
+
+    def messages(self) -> Messages:
+        """`async for message in engine.messages()`, on asyncio or trio; ends when the engine closes."""
+        self._handle.ensure_open("messages")
+        return Messages(self._handle)
+
+    # --- peers ------------------------------------------------------------------------------------------------------
+
+    def connect(self, address: Address | bytes | str, *, timeout_s: float | None = None) -> Peer:
+        """Starts to connect ahead of first use. Idempotent; returns at once: see `peer.wait()`."""
+        self._handle.ensure_open("connect")
+        parsed = Address.of(address)
+        index = self._handle.peer(parsed, "connect")
+        return Peer(self._handle, parsed, index, peers.connect(self._handle, index, timeout_s))
+
+    def disconnect(self, address: Address | bytes | str, *, timeout_s: float | None = None) -> Transfer:
+        """Fails what is under way to the peer and frees what it held. The transfer ends when that is done."""
+        transfer = self._towards(lib.te_peer_disconnect, "disconnect", address, timeout_s)
+        self._handle.forget_remotes()
+        return transfer
+
+    def fence(self, address: Address | bytes | str, *, timeout_s: float | None = None) -> Transfer:
+        """For the owner of memory: the transfer ends when nothing of that peer can land here any more."""
+        return self._towards(lib.te_peer_fence, "fence", address, timeout_s)
+
+    def on_peer_lost(self, callback: Callable[[Peer], object]) -> Callable[[], None]:
+        """Calls `callback(peer)` in the dispatcher thread whenever a peer is lost. What it raises is logged.
+
+        Returns:
+            A function that ends this.
+        """
+        handle = self._handle
+        handle.ensure_open("on_peer_lost")
+
+        def lost(index: int) -> None:
+            address = handle.address_of(index)
+            if address is not None:
+                callback(Peer(handle, address, index))
+
+        return Dispatcher.of(handle).on_peer_lost(lost)
+
+    def _towards(
+        self, function: Any, operation: str, address: Address | bytes | str, timeout_s: float | None
+    ) -> Transfer:
+        handle = self._handle
+        handle.ensure_open(operation)
+        index = handle.peer(Address.of(address), operation)
+        error = thread_state.error
+        pointer = function(handle.pointer, index, _native.nanoseconds(timeout_s), error)
+        if not pointer:
+            raise handle.failure(operation, error.status, error)
+        return Transfer(pointer, handle, operation, None, None)
+
+    # --- life cycle -------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Ends everything: what is under way fails with EngineClosed, peers are told, memory is let go.
+
+        Idempotent, and allowed anywhere: in callbacks, signal handlers, `__del__` and at exit. In a forked child it
+        does nothing.
+
+        Args:
+            timeout_s: seconds; None is `settings.close_timeout_s`.
+
+        Raises:
+            TransferTimeout: some peer did not confirm in time that it has let go. The engine is closed all the same;
+                its memory stays referenced until the last object made from it is dropped.
+        """
+        limit = self._settings.close_timeout_s if timeout_s is None else timeout_s
+        error = self._close(_native.nanoseconds(limit))
+        if error is not None:
+            raise error
+
+    def _close(self, timeout_ns: int) -> TransferEngineError | None:
+        handle = self._handle
+        if handle.state in (CLOSED, FORKED):
+            return None
+        dispatcher = handle.dispatcher
+        error = handle.close(timeout_ns)
+        if dispatcher is not None:
+            dispatcher.join(max(timeout_ns / 1e9, 1.0))
+        return error
+
+    def _inject(self, command: str) -> None:
+        """A test hook of the simulated fabric ("nic_down 1", "kill", ...)."""
+        self._handle.ensure_open("inject")
+        error = thread_state.error
+        status = lib.te_engine_inject(self._handle.pointer, command.encode(), error)
+        if status != _native.OK:
+            raise self._handle.failure("inject", status, error)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            _close_quietly(self)  # do not hide what went wrong inside
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            _close_quietly(self)
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_address"):
+            return "<te.Engine: not opened>"
+        state = ("open", "closing", "closed", "of the parent process")[self._handle.state]
+        return f"<te.Engine on {self.transport}, nics {', '.join(self.nics)}: {state}>"
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _close_quietly(engine: Engine) -> None:
+    try:
+        error = engine._close(_QUIET_CLOSE_NS)
+    except Exception as cause:  # noqa: BLE001 - nobody could catch it
+        _log.warning("closing an engine failed: %s", cause)
+    else:
+        if error is not None:
+            _log.warning("closing an engine failed: %s", error)
+
+
+_QUIET_CLOSE_NS = 5_000_000_000
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_engines):
+        _close_quietly(engine)

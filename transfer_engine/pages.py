@@ -1,0 +1,123 @@
+"""Plain descriptions of writes: paged sides and the entries of a batch."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .descriptors import CounterDescriptor, RegionDescriptor, RemoteSlice
+from .errors import ArgumentError, ArgumentTypeError, RangeError
+from .memory import Region, RegionSlice
+
+if TYPE_CHECKING:
+    import numpy
+
+_MAX_BYTES = 1 << 63
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pages:
+    """One side of a paged write: page i is `page_bytes` long at `offset_bytes + indices[i] * stride_bytes`.
+
+    Attributes:
+        region: the Region (source side) or RegionDescriptor (target side), as a whole.
+        indices: one-dimensional; int32 or int64 arrays and tensors are used as they stand, without a copy, and read
+            when the write is called. Strided ones are copied then. Other integers, lists and ranges are converted
+            when this object is made.
+        page_bytes: length of every page, at least 1.
+        stride_bytes: distance from index to index; `page_bytes` if None.
+        offset_bytes: where index 0 lies in the region.
+
+    Raises:
+        ArgumentTypeError: indices that are no safe integers (float, bool, uint64), or a region of another type.
+        ArgumentError: indices of more or less than one dimension; a page length or stride below 1.
+        RangeError: a negative offset. The pages themselves are checked against the region when the write is called.
+    """
+
+    region: Region | RegionDescriptor
+    indices: Any
+    page_bytes: int
+    stride_bytes: int | None = None
+    offset_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        region: object = self.region
+        if not isinstance(region, (Region, RegionDescriptor)):
+            hint = "pass the whole region, and offset_bytes" if isinstance(region, (RegionSlice, RemoteSlice)) else None
+            raise ArgumentTypeError(
+                f"pages lie in a Region or a RegionDescriptor, not in {type(region).__name__}",
+                operation="Pages",
+                hint=hint,
+            )
+        stride = self.page_bytes if self.stride_bytes is None else self.stride_bytes
+        for name, value, low in (
+            ("page_bytes", self.page_bytes, 1),
+            ("stride_bytes", stride, 1),
+            ("offset_bytes", self.offset_bytes, 0),
+        ):
+            object.__setattr__(self, name, _bounded(name, value, low))
+        object.__setattr__(self, "indices", _integers(self.indices))
+
+
+def _bounded(name: str, value: Any, low: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{name} must be an integer, not {type(value).__name__}", operation="Pages") from None
+    if not low <= number < _MAX_BYTES:
+        error = RangeError if name == "offset_bytes" else ArgumentError
+        raise error(f"{name} must be from {low} to 2^63 - 1, got {number}", operation="Pages")
+    return number
+
+
+def _integers(indices: Any) -> numpy.ndarray[Any, Any]:
+    """The indices as an int32 or int64 array, without a copy where they are one already."""
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(indices, torch.Tensor):
+        if indices.device.type != "cpu":
+            raise ArgumentTypeError(f"indices on {indices.device}: pass indices in host memory", operation="Pages")
+        indices = indices.detach().numpy()
+    elif isinstance(indices, range):
+        indices = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    elif not isinstance(indices, np.ndarray):
+        try:
+            indices = np.asarray(indices if len(indices) else np.empty(0, np.int64))
+        except (TypeError, ValueError, OverflowError) as cause:
+            raise ArgumentTypeError(f"indices are no array of integers: {cause}", operation="Pages") from None
+    array: numpy.ndarray[Any, Any] = indices
+    if array.ndim != 1:
+        raise ArgumentError(f"indices must have one dimension, got shape {array.shape}", operation="Pages")
+    dtype = array.dtype
+    if dtype.kind not in "iu" or not np.can_cast(dtype, np.int64, "safe"):
+        raise ArgumentTypeError(
+            f"indices of dtype {dtype} do not convert to int64 safely",
+            operation="Pages",
+            hint="use int32 or int64 indices",
+        )
+    if dtype.kind == "i" and dtype.itemsize in (4, 8) and dtype.isnative:
+        return array
+    return array.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """One contiguous write in a batch: the arguments of `engine.write`."""
+
+    source: Region | RegionSlice
+    target: RegionDescriptor | RemoteSlice
+    notify: CounterDescriptor | None = None
+    flush: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageWrite:
+    """One paged write in a batch: the arguments of `engine.write_pages`."""
+
+    source: Pages
+    target: Pages
+    notify: CounterDescriptor | None = None
+    flush: bool = False

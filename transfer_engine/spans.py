@@ -1,0 +1,159 @@
+"""What memory a Python object spans: pointer, length, device, and what keeps it alive and in place."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from ._native import ffi, lib
+from .errors import ArgumentError, ArgumentTypeError, RegistrationError
+
+_CONTIGUOUS_HINT = "register the contiguous base and use region.of(view), or make a contiguous copy first"
+_DLPACK_CPU = 1
+_DLPACK_CUDA = (2, 13)  # device memory, managed memory
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`length_bytes` bytes at `pointer`, kept alive and in place by `owner`."""
+
+    pointer: int
+    length_bytes: int
+    device_kind: int
+    device_index: int
+    read_only: bool
+    owner: object
+
+
+def parse_device(device: Any) -> tuple[int, int]:
+    """(kind, index) of None, "cpu", "cuda", "cuda:<index>" or a torch.device.
+
+    Raises:
+        ArgumentError: another device.
+        ArgumentTypeError: not a device at all.
+    """
+    if device is None:
+        return lib.TE_DEVICE_HOST, 0
+    kind, index = getattr(device, "type", None), getattr(device, "index", None)
+    if isinstance(device, str):
+        kind, _, digits = device.partition(":")
+        index = int(digits) if digits.isdecimal() else None if not digits else -1
+    if not isinstance(kind, str):
+        raise ArgumentTypeError(f"device must be None, a string or a torch.device, not {type(device).__name__}")
+    if index is None or (isinstance(index, int) and index >= 0):
+        if kind == "cpu":
+            return lib.TE_DEVICE_HOST, 0
+        if kind == "cuda":
+            return lib.TE_DEVICE_CUDA, index or 0
+    raise ArgumentError(f"unknown device {str(device)!r}; known are 'cpu' and 'cuda:<index>'")
+
+
+def span_of(memory: Any) -> Span:
+    """The memory of anything that has some.
+
+    Raises:
+        RegistrationError: it is not contiguous, or holds Python objects, or is in no memory at all.
+        ArgumentTypeError: nothing that has memory.
+    """
+    if isinstance(memory, tuple):
+        return _of_tuple(memory)
+    torch = sys.modules.get("torch")  # an object can only be a tensor when torch was imported already
+    if torch is not None and isinstance(memory, torch.Tensor):
+        return _of_tensor(memory)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(memory, numpy.ndarray):
+        return _of_ndarray(memory, memory)
+    if hasattr(memory, "__cuda_array_interface__"):
+        return _of_cuda_array(memory)
+    try:
+        return _of_buffer(memory)
+    except TypeError:
+        pass
+    if hasattr(memory, "__dlpack__") and hasattr(memory, "__dlpack_device__"):
+        return _of_dlpack(memory)
+    raise ArgumentTypeError(
+        f"cannot find the memory of {type(memory).__name__}",
+        operation="register",
+        hint="pass an array, a tensor, an object with a buffer or DLPack interface, or (pointer, nbytes, device)",
+    )
+
+
+def _refusal(message: str, hint: str | None = None) -> RegistrationError:
+    return RegistrationError(message, operation="register", hint=hint)
+
+
+def _of_tuple(memory: tuple[Any, ...]) -> Span:
+    if len(memory) != 3 or any(isinstance(part, bool) or not hasattr(part, "__index__") for part in memory[:2]):
+        raise ArgumentTypeError("raw memory is given as (pointer, nbytes, device)", operation="register")
+    pointer, length = int(memory[0]), int(memory[1])
+    if pointer < 0 or length < 0 or pointer + length > 1 << 64:
+        raise ArgumentError(f"({pointer:#x}, {length}) is no range of addresses", operation="register")
+    if pointer == 0 and length:
+        raise ArgumentError("the pointer is null", operation="register")
+    return Span(pointer, length, *parse_device(memory[2]), read_only=False, owner=None)
+
+
+def _of_tensor(tensor: Any) -> Span:
+    if str(tensor.layout) != "torch.strided" or tensor.is_meta:
+        raise _refusal(f"a torch tensor of layout {tensor.layout} on {tensor.device} has no plain memory")
+    if not tensor.is_contiguous():
+        raise _refusal(f"the tensor of shape {tuple(tensor.shape)} is not contiguous", _CONTIGUOUS_HINT)
+    kind, index = parse_device(tensor.device)
+    length = tensor.numel() * tensor.element_size()
+    return Span(int(tensor.data_ptr()), length, kind, index, read_only=False, owner=tensor)
+
+
+def _of_ndarray(array: Any, owner: object) -> Span:
+    if array.dtype.hasobject:
+        raise _refusal(f"an array of dtype {array.dtype} holds references to Python objects, not data")
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise _refusal(
+            f"the array of shape {array.shape} and strides {array.strides} is not contiguous", _CONTIGUOUS_HINT
+        )
+    pointer = int(array.__array_interface__["data"][0])
+    return Span(pointer, int(array.nbytes), lib.TE_DEVICE_HOST, 0, read_only=not array.flags.writeable, owner=owner)
+
+
+def _of_cuda_array(memory: Any) -> Span:
+    interface = memory.__cuda_array_interface__
+    if interface.get("strides") is not None:
+        raise _refusal("the device array is not contiguous", _CONTIGUOUS_HINT)
+    pointer, read_only = interface["data"]
+    length = int(interface["typestr"][2:])
+    for extent in interface["shape"]:
+        length *= int(extent)
+    index = getattr(getattr(memory, "device", None), "id", 0)
+    return Span(int(pointer or 0), length, lib.TE_DEVICE_CUDA, int(index), read_only=bool(read_only), owner=memory)
+
+
+def _of_buffer(memory: Any) -> Span:
+    view = memoryview(memory)
+    if not view.contiguous:
+        raise _refusal(
+            f"the buffer of shape {view.shape} and strides {view.strides} is not contiguous", _CONTIGUOUS_HINT
+        )
+    try:
+        export = ffi.from_buffer(memory)  # holds the export: a bytearray cannot be resized, a mmap not be closed
+    except BufferError as cause:
+        raise _refusal(f"the buffer cannot be exported: {cause}", _CONTIGUOUS_HINT) from None
+    pointer = int(ffi.cast("uintptr_t", export))
+    return Span(pointer, view.nbytes, lib.TE_DEVICE_HOST, 0, read_only=view.readonly, owner=(memory, export))
+
+
+def _of_dlpack(memory: Any) -> Span:
+    device, _ = memory.__dlpack_device__()
+    if device in _DLPACK_CUDA:
+        raise _refusal(
+            f"{type(memory).__name__} offers device memory through DLPack only",
+            "pass (pointer, nbytes, 'cuda:<index>'), or a tensor with __cuda_array_interface__",
+        )
+    if device != _DLPACK_CPU:
+        raise _refusal(f"DLPack device type {int(device)} is neither host nor CUDA memory")
+    import numpy as np
+
+    try:
+        array = np.from_dlpack(memory)
+    except (BufferError, RuntimeError, TypeError) as cause:
+        raise _refusal(f"DLPack export failed: {cause}", "pass (pointer, nbytes, 'cpu')") from None
+    return _of_ndarray(array, (memory, array))

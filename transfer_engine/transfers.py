@@ -1,0 +1,210 @@
+"""Transfer: the outcome of one operation, to wait for, await, or be called back about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from . import _native
+from ._awaiting import Waiter
+from ._handle import FORKED, EngineHandle
+from ._native import FOREVER_NS, SLICE_NS, lib, thread_state
+from .dispatcher import Dispatcher, call_guarded
+from .errors import TransferEngineError, TransferTimeout
+
+_WAIT_HINT = "wait again; or cancel() it, and wait_quiesced() before its memory is reused"
+
+
+class Transfer:
+    """An operation under way. It ends exactly once: done, failed, timed out or cancelled.
+
+    Dropping the object changes nothing for the operation: its memory stays registered and referenced.
+
+    Attributes:
+        operation: what it does ("write", "send", ...).
+        request_id: what the caller passed, for its own use and for error messages.
+    """
+
+    __slots__ = ("_callbacks", "_ended", "_error", "_handle", "_keep", "_pointer", "operation", "request_id")
+
+    def __init__(self, pointer: Any, handle: EngineHandle, operation: str, keep: object, request_id: object) -> None:
+        self._pointer = pointer
+        self._handle = handle
+        self._keep = keep  # alive as long as this object; regions keep their memory on their own
+        self._ended = False
+        self._error: TransferEngineError | None = None
+        self._callbacks: list[Callable[[Any], object]] | None = None
+        self.operation = operation
+        self.request_id = request_id
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Returns when the operation has succeeded: the source may be reused, and the peer's NIC has the bytes.
+
+        Args:
+            timeout_s: seconds that this call waits; None waits for the end, which the operation's own deadline bounds.
+
+        Raises:
+            TransferTimeout: the operation's deadline passed; or this wait ran out, and the operation goes on (`done()`
+                tells the two apart).
+            TransferEngineError: why the operation failed, often PeerError, RemoteAccessError or TransferCancelled.
+        """
+        if not self._ended and not self._wait_ended(timeout_s):
+            raise TransferTimeout(
+                f"still under way after {timeout_s:g} s of waiting; the transfer goes on",
+                operation=self.operation,
+                hint=_WAIT_HINT,
+            )
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Waits as `wait` does and returns the operation's output: None where it has none."""
+        self.wait(timeout_s)
+        return self._output()
+
+    def exception(self, timeout_s: float | None = None) -> TransferEngineError | None:
+        """Waits as `wait` does and returns the failure instead of raising it; None is success.
+
+        Raises:
+            TransferTimeout: this wait ran out, and the operation goes on.
+        """
+        if not self._ended and not self._wait_ended(timeout_s):
+            self.wait(0)
+        return self._error
+
+    def done(self) -> bool:
+        """True once the operation has ended, in whatever way. Does not block."""
+        return self._ended or self._settle()
+
+    def cancel(self) -> None:
+        """Asks for the operation's end. It may still succeed; otherwise it fails with TransferCancelled.
+
+        Bytes may land for a while longer: see `quiesced`.
+        """
+        self._handle.ensure_native("cancel")
+        if not self._ended:
+            lib.te_transfer_cancel(self._pointer)
+
+    @property
+    def quiesced(self) -> bool:
+        """True when nothing of this operation can land any more."""
+        self._handle.ensure_native("quiesced")
+        return bool(lib.te_transfer_quiesced(self._pointer) == 1)
+
+    def wait_quiesced(self, timeout_s: float | None = None) -> None:
+        """Returns when nothing of this operation can land any more, so that its memory may be reused.
+
+        Args:
+            timeout_s: seconds; None is the engine's default deadline.
+
+        Raises:
+            TransferTimeout: not proven in time.
+        """
+        handle = self._handle
+        handle.ensure_native("wait_quiesced")
+        limit = handle.default_timeout_ns if timeout_s is None else _native.nanoseconds(timeout_s)
+        if not _in_slices(lib.te_transfer_wait_quiesced, self._pointer, limit):
+            raise TransferTimeout(
+                f"{self.operation} not quiesced after {limit / 1e9:g} s: its bytes may still land",
+                operation="wait_quiesced",
+                hint="do not reuse the memory; disconnect() the peer, or close the region",
+            )
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+        """Calls `function(transfer)` once it has ended, in the engine's dispatcher thread.
+
+        After the engine has closed the call happens at once, in the caller's thread. What it raises is logged.
+        """
+        handle = self._handle
+        handle.ensure_native("add_done_callback")
+        if handle.state and self.done():
+            call_guarded(function, self)
+            return
+        dispatcher = Dispatcher.of(handle)
+        with handle.lock:
+            first = self._callbacks is None
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(function)
+            if not first and not self._ended:
+                return  # its event is still to come
+            serial = 0
+            if first:
+                serial = next(handle.serials)
+                handle.pending[serial] = self
+                if lib.te_transfer_notify(self._pointer, serial) != 1:
+                    return
+        # It had ended before: no event comes for this callback.
+        handle.pending.pop(serial, None)
+        dispatcher.post(self._run_callbacks)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Works on asyncio and trio; other loops can use a thread: `await to_thread(transfer.wait)`.
+
+        Cancelling the task does not cancel the transfer.
+        """
+        if not self.done():
+            waiter = Waiter()
+            self.add_done_callback(lambda _: waiter.wake())
+            yield from waiter.__await__()
+        self.wait()
+        return self._output()
+
+    def __del__(self) -> None:
+        if self._handle.state != FORKED:
+            lib.te_transfer_release(self._pointer)
+
+    def __repr__(self) -> str:
+        if self._handle.state == FORKED or not self.done():
+            state = "under way"
+        else:
+            state = "done" if self._error is None else f"failed: {type(self._error).__name__}"
+        name = f" {self.request_id!r}" if self.request_id is not None else ""
+        return f"<te.Transfer {self.operation}{name}: {state}>"
+
+    # --- how it ends ------------------------------------------------------------------------------------------------
+
+    def _output(self) -> Any:
+        return None
+
+    def _explain(self, error: TransferEngineError) -> TransferEngineError:
+        """A chance to say more about a failure."""
+        return error
+
+    def _wait_ended(self, timeout_s: float | None) -> bool:
+        self._handle.ensure_native(self.operation)
+        limit = FOREVER_NS if timeout_s is None else _native.nanoseconds(timeout_s)
+        return _in_slices(lib.te_transfer_wait, self._pointer, limit) and self._settle()
+
+    def _settle(self) -> bool:
+        """Fetches the outcome if there is one."""
+        handle = self._handle
+        handle.ensure_native(self.operation)
+        error = thread_state.error
+        status = lib.te_transfer_result(self._pointer, error)
+        if status == _native.AGAIN:
+            return False
+        if status != _native.OK:
+            note = "" if self.request_id is None else f" (request {self.request_id!r})"
+            self._error = self._explain(handle.failure(self.operation, status, error, note))
+        self._ended = True
+        return True
+
+    def _run_callbacks(self) -> None:
+        self.done()
+        with self._handle.lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for function in callbacks or ():
+            call_guarded(function, self)
+
+
+def _in_slices(wait: Callable[[Any, int], int], pointer: Any, limit_ns: int) -> bool:
+    """Waits in slices, so that Ctrl-C is served between them. False: the limit passed."""
+    if wait(pointer, min(limit_ns, SLICE_NS)) == _native.OK:
+        return True
+    deadline = time.monotonic_ns() + limit_ns - SLICE_NS
+    while (left := deadline - time.monotonic_ns()) > 0:
+        if wait(pointer, min(left, SLICE_NS)) == _native.OK:
+            return True
+    return False
