@@ -95,7 +95,7 @@ soak: .venv/.wheel ## tests that run for minutes
 	@$(pytest) -m soak --timeout 3600 $(ARGS) ../../tests
 
 bench: .venv/.wheel ## host overhead, bandwidth, rate and latency on this machine
-	@$(quiet) "configure bench" cmake -S . -B build/bench -G Ninja -DTE_BENCH=ON -DTE_LTO=ON
+	@$(quiet) "configure bench" cmake -S . -B build/bench -G Ninja -DTE_BENCH=ON
 	@$(quiet) "compile bench" cmake --build build/bench
 	@for program in build/bench/bench_*; do test ! -x $$program || $(loopback_only) $$program || exit; done
 	@$(loopback_only) .venv/bin/transfer-engine bench

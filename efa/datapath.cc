@@ -91,12 +91,20 @@ PostResult Nic::post(std::span<const WorkRequest> requests) {
     ++result.posted;
   }
   ++activity_;
+  refused_ = result.busy;
+  if (refused_) ring_doorbells();  // the peer may have to wake up to make room
   return result;
 }
 
 PostResult Nic::post_receive(void* buffer, uint64_t length, uint64_t local_key, WorkContext* context) {
-  const ssize_t status = fi_recv(endpoint_, buffer, length, reinterpret_cast<void*>(local_key), FI_ADDR_UNSPEC, context);
   PostResult result;
+  if (receives_ != nullptr) {
+    if (receives_->add(buffer, length, context)) result.posted = 1;
+    else result.busy = true;
+    return result;
+  }
+  const ssize_t status =
+      fi_recv(endpoint_, buffer, length, reinterpret_cast<void*>(local_key), FI_ADDR_UNSPEC, context);
   if (status == 0) result.posted = 1;
   else if (status == -FI_EAGAIN) result.busy = true;
   else result.provider_status = static_cast<int>(-status);
@@ -118,35 +126,49 @@ uint32_t Nic::poll(std::span<Completion> out) {
 }
 
 uint32_t Nic::read_queue(std::span<Completion> out) {
+  uint32_t count = 0;
+  if (receives_ != nullptr) {
+    while (count < out.size() && receives_->next(&out[count])) ++count;
+    if (count > 0) return count;
+  }
   fi_cq_data_entry entries[kBatch];
   const ssize_t got = fi_cq_read(queue_, entries, std::min(kBatch, out.size()));
   if (got > 0) {
-    for (ssize_t i = 0; i < got; ++i) translate(entries[i], &out[static_cast<size_t>(i)]);
+    for (ssize_t i = 0; i < got; ++i) count += translate(entries[i], &out[count]);
     activity_ += static_cast<uint64_t>(got);
-    return static_cast<uint32_t>(got);
+    return count;
   }
-  if (got == -FI_EAVAIL && !out.empty()) [[unlikely]] return read_error(&out[0]);
-  if (got < 0 && got != -FI_EAGAIN && got != -FI_EAVAIL) [[unlikely]] description_.up = false;
+  if (got == -FI_EAVAIL && !out.empty()) [[unlikely]]
+    return read_error(&out[0]);
+  if (got < 0 && got != -FI_EAGAIN && got != -FI_EAVAIL) [[unlikely]]
+    description_.up = false;
   return 0;
 }
 
 // A target's immediate is known by FI_REMOTE_WRITE alone: `len` is 0 and FI_RMA missing on tcp 1.17, and sockets sets
 // FI_REMOTE_CQ_DATA on the initiator's own completion.
-void Nic::translate(const fi_cq_data_entry& entry, Completion* out) {
+// False: nothing for the engine.
+bool Nic::translate(const fi_cq_data_entry& entry, Completion* out) {
   *out = Completion{};
   if ((entry.flags & FI_REMOTE_WRITE) != 0) {
     out->kind = CompletionKind::kImmediate;
     out->immediate = static_cast<uint32_t>(entry.data);
     out->length = entry.len;
-    return;
+    if (receives_ != nullptr) receives_->consumed(entry.op_context);
+    return true;
   }
   out->context = static_cast<WorkContext*>(entry.op_context);
   if ((entry.flags & FI_RECV) != 0) {
+    if (receives_ != nullptr) {
+      receives_->arrived(entry.op_context, entry.len);
+      return receives_->next(out);
+    }
     out->kind = CompletionKind::kReceived;
     out->length = entry.len;
-    return;
+    return true;
   }
   account(out);
+  return true;
 }
 
 // One of ours has ended.
@@ -172,6 +194,10 @@ uint32_t Nic::read_error(Completion* out) {
   if (fi_cq_readerr(queue_, &error, 0) <= 0) return 0;
   ++activity_;
   if (error.op_context == nullptr || (error.flags & (FI_REMOTE_WRITE | FI_REMOTE_READ)) != 0) return 0;
+  if (receives_ != nullptr && (error.flags & FI_RECV) != 0) {
+    receives_->consumed(error.op_context);
+    return 0;
+  }
   *out = Completion{};
   out->context = static_cast<WorkContext*>(error.op_context);
   if ((error.flags & FI_RECV) != 0) out->kind = CompletionKind::kReceived;

@@ -18,10 +18,13 @@ constexpr char kPageSuffix[] = ".bell";
 constexpr char kFifoSuffix[] = ".ring";
 constexpr std::string_view kNamePrefix = "te-";
 
-std::string path_of(std::string_view endpoint, const char* suffix) { return kDirectory + std::string(endpoint) + suffix; }
+std::string path_of(std::string_view endpoint, const char* suffix) {
+  return kDirectory + std::string(endpoint) + suffix;
+}
 
 Error failure(const char* what, const std::string& path) {
-  return Error(Status::kTransport, format("shm doorbell: cannot %s %s: %s", what, path.c_str(), std::strerror(errno)), errno);
+  return Error(Status::kTransport, format("shm doorbell: cannot %s %s: %s", what, path.c_str(), std::strerror(errno)),
+               errno);
 }
 
 // Null when there is none, or not one of ours.
@@ -31,7 +34,8 @@ MappedPage map_page(const std::string& path, bool writable) {
   struct stat status {};
   void* address = MAP_FAILED;
   // A page that is too short would turn the first access into SIGBUS.
-  if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size >= static_cast<off_t>(sizeof(DoorbellPage))) {
+  if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
+      status.st_size >= static_cast<off_t>(sizeof(DoorbellPage))) {
     address = mmap(nullptr, sizeof(DoorbellPage), writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
   }
   close(fd);

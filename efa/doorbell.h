@@ -25,7 +25,7 @@ namespace te::efa {
 // Layout of the page: a contract between processes that may run different builds.
 struct alignas(64) DoorbellPage {
   static constexpr uint64_t kMagic = 0x31'6c'6c'65'62'2d'65'74;  // "te-bell1"
-  std::atomic<uint64_t> magic;                                  // stored last, with release: the rest is valid then
+  std::atomic<uint64_t> magic;                                   // stored last, with release: the rest is valid then
   ProcessIdentity owner;
   alignas(64) std::atomic<uint32_t> sleeping;
   std::atomic<uint32_t> closed;  // the endpoint is gone or going: nothing may be posted to it any more
@@ -67,7 +67,8 @@ class Doorbell {
   void arm();
   // Awake again. Costs a branch when not armed.
   void disarm() {
-    if (armed_) [[unlikely]] wake();
+    if (armed_) [[unlikely]]
+      wake();
   }
   void mark_closed() { page_->closed.store(1, std::memory_order_release); }
 
@@ -91,7 +92,8 @@ class PeerDoorbell {
 
   // P3; the caller has executed P2 after the last post.
   void ring_if_sleeping() {
-    if (page_ && page_->sleeping.load(std::memory_order_relaxed) != 0) [[unlikely]] ring();
+    if (page_ && page_->sleeping.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      ring();
   }
   bool closed() const { return page_ && page_->closed.load(std::memory_order_acquire) != 0; }
   bool same_process() const;

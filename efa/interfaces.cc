@@ -32,7 +32,8 @@ Rank rank_of(const sockaddr* address) {
   if (address->sa_family == AF_INET6) {
     const in6_addr& host = reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
     if (IN6_IS_ADDR_LOOPBACK(&host)) return kLoopback6;
-    if (IN6_IS_ADDR_LINKLOCAL(&host) || IN6_IS_ADDR_MULTICAST(&host) || IN6_IS_ADDR_UNSPECIFIED(&host)) return kUnusable;
+    if (IN6_IS_ADDR_LINKLOCAL(&host) || IN6_IS_ADDR_MULTICAST(&host) || IN6_IS_ADDR_UNSPECIFIED(&host))
+      return kUnusable;
     return kGlobal6;
   }
   return kUnusable;
@@ -99,8 +100,8 @@ int try_bind(const std::string& text, int family) {
 Error resolve(const std::vector<Candidate>& candidates, const std::string& name, Interface* out) {
   if (const int family = family_of(name); family != 0) {
     if (const int failure = try_bind(name, family); failure != 0) {
-      return Error(Status::kConfig, format("NIC %s: cannot bind to this address: %s", name.c_str(), std::strerror(failure)),
-                   failure);
+      return Error(Status::kConfig,
+                   format("NIC %s: cannot bind to this address: %s", name.c_str(), std::strerror(failure)), failure);
     }
     *out = {name, name};
     return {};

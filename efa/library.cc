@@ -12,7 +12,7 @@ namespace {
 
 // The symbol version that carries the structures of the headers we were built with (libfabric.map of each release).
 // A newer library keeps the old ones, so that one build runs with every library that is not older than its headers.
-constexpr int kAbi = FI_MAJOR_VERSION == 1 ? (FI_MINOR_VERSION < 20 ? 3 : 7)
+constexpr int kAbi = FI_MAJOR_VERSION == 1                           ? (FI_MINOR_VERSION < 20 ? 3 : 7)
                      : FI_MAJOR_VERSION == 2 && FI_MINOR_VERSION < 5 ? 8
                                                                      : 9;
 
@@ -35,26 +35,27 @@ Error load(Library* library) {
   const std::string file = named != nullptr && *named != '\0' ? named : "libfabric.so.1";
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    return Error(Status::kTransportUnavailable,
-                 format("%s not found: install libfabric1 (Debian, Ubuntu), libfabric (others) or AWS's EFA installer, or "
-                        "set TE_LIBFABRIC to its path (%s)",
-                        file.c_str(), dlerror()));
+    return Error(
+        Status::kTransportUnavailable,
+        format("%s not found: install libfabric1 (Debian, Ubuntu), libfabric (others) or AWS's EFA installer, or "
+               "set TE_LIBFABRIC to its path (%s)",
+               file.c_str(), dlerror()));
   }
   decltype(&::fi_version) version = nullptr;
   decltype(&::fi_tostr) tostr = nullptr;
   // fi_getinfo and its kin must have exactly the ABI of our headers; the others have not changed since 1.0 or 1.1.
-  const bool complete = bind(handle, "fi_version", 0, &version) && bind(handle, "fi_tostr", 0, &tostr) &&
-                        bind(handle, "fi_strerror", 0, &library->strerror) &&
-                        bind(handle, "fi_fabric", 1, &library->fabric) &&
-                        bind(handle, "fi_getinfo", kAbi, &library->getinfo) &&
-                        bind(handle, "fi_freeinfo", kAbi, &library->freeinfo) &&
-                        bind(handle, "fi_dupinfo", kAbi, &library->dupinfo);
+  const bool complete =
+      bind(handle, "fi_version", 0, &version) && bind(handle, "fi_tostr", 0, &tostr) &&
+      bind(handle, "fi_strerror", 0, &library->strerror) && bind(handle, "fi_fabric", 1, &library->fabric) &&
+      bind(handle, "fi_getinfo", kAbi, &library->getinfo) && bind(handle, "fi_freeinfo", kAbi, &library->freeinfo) &&
+      bind(handle, "fi_dupinfo", kAbi, &library->dupinfo);
   if (!complete) {
     const uint32_t found = version != nullptr ? version() : 0;
     dlclose(handle);
-    return Error(Status::kTransportUnavailable,
-                 format("%s is libfabric %u.%u, older than the headers this package was built with (%d.%d): install a newer one",
-                        file.c_str(), FI_MAJOR(found), FI_MINOR(found), FI_MAJOR_VERSION, FI_MINOR_VERSION));
+    return Error(
+        Status::kTransportUnavailable,
+        format("%s is libfabric %u.%u, older than the headers this package was built with (%d.%d): install a newer one",
+               file.c_str(), FI_MAJOR(found), FI_MINOR(found), FI_MAJOR_VERSION, FI_MINOR_VERSION));
   }
   library->version = version();
   const char* text = tostr("", FI_TYPE_VERSION);

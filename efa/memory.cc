@@ -51,7 +51,9 @@ Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
   if (begin + span.length < begin) return refuse(span, ERANGE, "the range wraps around");
   const bool device = span.device_kind != TE_DEVICE_HOST;
   if (device && !capabilities_.device_memory) {
-    return refuse(span, EOPNOTSUPP, format("%s on NIC %s cannot reach GPU memory", info_->fabric_attr->prov_name, description_.name.c_str()));
+    return refuse(
+        span, EOPNOTSUPP,
+        format("%s on NIC %s cannot reach GPU memory", info_->fabric_attr->prov_name, description_.name.c_str()));
   }
   if (kind_ != Kind::kEfa) {
     if (Error error = check_mappings(span)) return error;
@@ -72,13 +74,15 @@ Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
   // provider refuses and another one is drawn.
   for (int attempt = 0; attempt < 16; ++attempt) {
     if ((mode & FI_MR_PROV_KEY) == 0) {
-      if (!random_bytes(&attributes.requested_key, sizeof attributes.requested_key)) return refuse(span, EIO, "no random bytes from the kernel");
+      if (!random_bytes(&attributes.requested_key, sizeof attributes.requested_key))
+        return refuse(span, EIO, "no random bytes from the kernel");
       attributes.requested_key &= key_mask;
     }
     status = fi_mr_regattr(objects_.domain.get(), &attributes, 0, &memory);
     if (status != -FI_ENOKEY || (mode & FI_MR_PROV_KEY) != 0) break;
   }
-  if (status != 0) return refuse(span, -status, format("%s: %s", info_->fabric_attr->prov_name, library_.describe(status).c_str()));
+  if (status != 0)
+    return refuse(span, -status, format("%s: %s", info_->fabric_attr->prov_name, library_.describe(status).c_str()));
   FidPtr<fid_mr> owner(memory);
   if ((mode & FI_MR_ENDPOINT) != 0) {
     status = fi_mr_bind(memory, &endpoint_->fid, 0);
@@ -99,14 +103,17 @@ Error Nic::deregister_memory(const MemoryKey& key) {
   {
     const std::lock_guard lock(memory_mutex_);
     const auto found = objects_.memory.find(memory);
-    if (found == objects_.memory.end()) return Error(Status::kRegistration, "this memory is not registered on this NIC", EINVAL);
+    if (found == objects_.memory.end())
+      return Error(Status::kRegistration, "this memory is not registered on this NIC", EINVAL);
     (void)found->second.release();
     objects_.memory.erase(found);
   }
   const int status = fi_close(&memory->fid);
   if (status == 0) return {};
-  return Error(Status::kRegistration, format("fi_close of a memory region on NIC %s: %s", description_.name.c_str(),
-                                             library_.describe(status).c_str()), -status);
+  return Error(
+      Status::kRegistration,
+      format("fi_close of a memory region on NIC %s: %s", description_.name.c_str(), library_.describe(status).c_str()),
+      -status);
 }
 
 }  // namespace te::efa

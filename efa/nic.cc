@@ -6,15 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 namespace te::efa {
 namespace {
 
 // Endpoint options that the headers of 1.17 lack (fi_endpoint.h and fi_ext.h of 2.6: the values are ABI).
-constexpr int kOptSharedMemoryPermitted = 11;  // bool, since 1.21
-constexpr int kOptMaxMessageSize = 12;         // size_t, since 1.22
-constexpr int kOptMaxRmaSize = 14;             // size_t, since 1.22
+constexpr int kOptSharedMemoryPermitted = 11;             // bool, since 1.21
+constexpr int kOptMaxMessageSize = 12;                    // size_t, since 1.22
+constexpr int kOptMaxRmaSize = 14;                        // size_t, since 1.22
 constexpr int kOptEfaEmulatedWrite = -(0xefa << 16) + 2;  // bool, since 1.18
 
 constexpr uint64_t kSoftwareWriteBytes = 4 << 20;  // a longer copy in one piece would look like death to the peer
@@ -23,6 +24,7 @@ constexpr uint32_t kSoftwareSendBytes = 64 << 10;
 constexpr uint32_t kDeviceSendBytes = 8 << 10;  // efa-direct sends at most one MTU, and max_msg_size does not tell
 constexpr uint32_t kDefaultDepth = 512;
 constexpr uint32_t kMaxReceives = 4096;
+constexpr size_t kPooledReceives = 1024;
 
 bool is_wildcard(const te_nic_address& address) {
   sockaddr_storage storage{};
@@ -60,6 +62,8 @@ Nic::Nic(const Library& library, Kind kind, Selected selected, const ProviderOpt
 }
 
 Nic::~Nic() {
+  objects_.memory.clear();
+  if (receives_ != nullptr) objects_.endpoint.reset();  // before the buffers it may still fill
   if (shm_name_.empty()) return;
   doorbell_.reset();  // peers see that it is closed before the endpoint goes
   unlink(("/dev/shm/" + std::string(segment_name(address_text()))).c_str());
@@ -77,10 +81,15 @@ Error Nic::open(const Library& library, Kind kind, Selected selected, const Prov
                 std::unique_ptr<Nic>* out) {
   std::unique_ptr<Nic> nic(new Nic(library, kind, std::move(selected), options));
   if (Error error = nic->open_domain()) return error;
-  if (Error error = nic->open_queue(options.want_wait_fd && kind != Kind::kShm)) return error;
+  const bool layered = nic->provider_name().find(';') != std::string::npos;
+  const bool wait_object = kind == Kind::kEfa || (kind == Kind::kTcp && layered);
+  if (Error error = nic->open_queue(options.want_wait_fd && wait_object)) return error;
   if (Error error = nic->open_endpoint()) return error;
   if (Error error = nic->read_address()) return error;
   if (Error error = nic->describe_capabilities()) return error;
+  if (Error error = nic->open_receives()) return error;
+  if (kind == Kind::kTcp && options.want_wait_fd && !layered)
+    nic->wait_fd_ = find_progress_fd(nic->description_.address);
   if (kind == Kind::kShm) {  // the page also tells who we are, so it is there even if we never sleep
     nic->shm_name_ = endpoint_name(nic->address_text());
     local_endpoints::add(nic->shm_name_);
@@ -93,16 +102,19 @@ Error Nic::open(const Library& library, Kind kind, Selected selected, const Prov
 
 Error Nic::open_domain() {
   fid_fabric* fabric = nullptr;
-  if (const int status = library_.fabric(info_->fabric_attr, &fabric, nullptr); status != 0) return fail("fi_fabric", status);
+  if (const int status = library_.fabric(info_->fabric_attr, &fabric, nullptr); status != 0)
+    return fail("fi_fabric", status);
   objects_.fabric.reset(fabric);
   fid_domain* domain = nullptr;
-  if (const int status = fi_domain(fabric, info_.get(), &domain, nullptr); status != 0) return fail("fi_domain", status);
+  if (const int status = fi_domain(fabric, info_.get(), &domain, nullptr); status != 0)
+    return fail("fi_domain", status);
   objects_.domain.reset(domain);
   fi_av_attr attributes{};
   attributes.type = info_->domain_attr->av_type != FI_AV_UNSPEC ? info_->domain_attr->av_type : FI_AV_TABLE;
   attributes.count = 64;
   fid_av* addresses = nullptr;
-  if (const int status = fi_av_open(domain, &attributes, &addresses, nullptr); status != 0) return fail("fi_av_open", status);
+  if (const int status = fi_av_open(domain, &attributes, &addresses, nullptr); status != 0)
+    return fail("fi_av_open", status);
   objects_.addresses.reset(addresses);
   return {};
 }
@@ -122,8 +134,11 @@ Error Nic::open_queue(bool want_wait_fd) {
   if (status != 0) return fail("fi_cq_open", status);
   objects_.queue.reset(queue);
   queue_ = queue;
-  capabilities_.completion_depth = kind_ == Kind::kEfa ? static_cast<uint32_t>(attributes.size) : 0;
-  if (want_wait_fd && fi_control(&queue->fid, FI_GETWAIT, &wait_fd_) != 0) wait_fd_ = -1;
+  // The queues of tcp and shm grow as needed. ofi_rxm's does not: immediates beyond its size are lost (measured).
+  const bool grows = kind_ != Kind::kEfa && provider_name().find(';') == std::string::npos;
+  capabilities_.completion_depth = grows ? 0 : static_cast<uint32_t>(attributes.size);
+  waits_on_queue_ = want_wait_fd && fi_control(&queue->fid, FI_GETWAIT, &wait_fd_) == 0;
+  if (!waits_on_queue_) wait_fd_ = -1;
   return {};
 }
 
@@ -146,10 +161,13 @@ Error Nic::open_endpoint() {
 Error Nic::try_endpoint(InfoPtr info) {
   if (info == nullptr) return Error(Status::kTransport, "out of memory");
   fid_ep* endpoint = nullptr;
-  if (const int status = fi_endpoint(objects_.domain.get(), info.get(), &endpoint, nullptr); status != 0) return fail("fi_endpoint", status);
+  if (const int status = fi_endpoint(objects_.domain.get(), info.get(), &endpoint, nullptr); status != 0)
+    return fail("fi_endpoint", status);
   FidPtr<fid_ep> owner(endpoint);
-  if (const int status = fi_ep_bind(endpoint, &objects_.addresses->fid, 0); status != 0) return fail("fi_ep_bind", status);
-  if (const int status = fi_ep_bind(endpoint, &queue_->fid, FI_TRANSMIT | FI_RECV); status != 0) return fail("fi_ep_bind", status);
+  if (const int status = fi_ep_bind(endpoint, &objects_.addresses->fid, 0); status != 0)
+    return fail("fi_ep_bind", status);
+  if (const int status = fi_ep_bind(endpoint, &queue_->fid, FI_TRANSMIT | FI_RECV); status != 0)
+    return fail("fi_ep_bind", status);
   if (kind_ == Kind::kEfa) {
     // Between processes of one host `efa` would go through shm: a second code path with other rules. Refused where
     // unknown, which is where the path does not exist.
@@ -178,8 +196,8 @@ Error Nic::read_address() {
   description_.address.length = static_cast<uint32_t>(length);
   std::memcpy(description_.address.bytes, bytes, length);
   if (kind_ == Kind::kTcp && is_wildcard(description_.address)) {
-    return Error(Status::kTransport, format("NIC %s: %s did not tell the address it is bound to", description_.name.c_str(),
-                                            info_->fabric_attr->prov_name));
+    return Error(Status::kTransport, format("NIC %s: %s did not tell the address it is bound to",
+                                            description_.name.c_str(), info_->fabric_attr->prov_name));
   }
   return {};
 }
@@ -188,7 +206,7 @@ Error Nic::describe_capabilities() {
   const bool software = kind_ != Kind::kEfa;
   scratch_is_ours_ = (info_->mode & (FI_CONTEXT | FI_CONTEXT2)) == 0;
   flush_more_ = !software;
-// Without FI_DELIVERY_COMPLETE tcp completes when the kernel has the bytes. shm must not be asked for it: 1.17 then
+  // Without FI_DELIVERY_COMPLETE tcp completes when the kernel has the bytes. shm must not be asked for it: 1.17 then
   // sends small writes in segments, loses immediates (10,000 writes of 64 bytes: some hundred missing) and never
   // completes a write of 0 bytes. What shm completes early lies in the target's queue, which checks the key when it
   // takes it out.
@@ -198,8 +216,8 @@ Error Nic::describe_capabilities() {
   bool emulated = false;
   if (may_emulate_ && get_option(endpoint_, kOptEfaEmulatedWrite, &emulated) && emulated) {
     return Error(Status::kTransportUnavailable,
-                 format("NIC %s: this device has no RDMA write, %s would emulate it in software", description_.name.c_str(),
-                        library_.name.c_str()));
+                 format("NIC %s: this device has no RDMA write, %s would emulate it in software",
+                        description_.name.c_str(), library_.name.c_str()));
   }
   size_t longest_write = info_->ep_attr->max_msg_size, longest_send = longest_write;
   if (!software) {
@@ -208,9 +226,12 @@ Error Nic::describe_capabilities() {
     (void)get_option(endpoint_, kOptMaxRmaSize, &longest_write);
     (void)get_option(endpoint_, kOptMaxMessageSize, &longest_send);
   }
-  const uint64_t chunk = options_.chunk_bytes != 0 ? options_.chunk_bytes : software ? kSoftwareWriteBytes : kDeviceWriteBytes;
+  const uint64_t chunk = options_.chunk_bytes != 0 ? options_.chunk_bytes
+                         : software                ? kSoftwareWriteBytes
+                                                   : kDeviceWriteBytes;
   capabilities_.max_write_bytes = std::min<uint64_t>(chunk, longest_write);
-  capabilities_.max_send_bytes = static_cast<uint32_t>(std::min<size_t>(software ? kSoftwareSendBytes : kDeviceSendBytes, longest_send));
+  capabilities_.max_send_bytes =
+      static_cast<uint32_t>(std::min<size_t>(software ? kSoftwareSendBytes : kDeviceSendBytes, longest_send));
   const auto transmit = static_cast<uint32_t>(info_->tx_attr->size);
   capabilities_.nic_depth = std::min(options_.nic_depth != 0 ? options_.nic_depth : kDefaultDepth, transmit);
   capabilities_.receive_depth = std::min(static_cast<uint32_t>(info_->rx_attr->size), kMaxReceives);
@@ -224,9 +245,19 @@ Error Nic::describe_capabilities() {
   capabilities_.keys_enforced = kind_ != Kind::kShm;
   capabilities_.reads = true;
   capabilities_.device_memory = !software && (info_->caps & FI_HMEM) != 0;
-  capabilities_.immediate_consumes_receive = (info_->mode & FI_RX_CQ_DATA) != 0;
+  // TE_POOL_RECEIVES lets the tests run the pool without such a device.
+  capabilities_.immediate_consumes_receive =
+      (info_->mode & FI_RX_CQ_DATA) != 0 || std::getenv("TE_POOL_RECEIVES") != nullptr;
   capabilities_.reports_dead_peer = kind_ == Kind::kEfa;
   return {};
+}
+
+Error Nic::open_receives() {
+  if (!capabilities_.immediate_consumes_receive) return {};
+  const size_t count = std::min<size_t>(info_->rx_attr->size, kPooledReceives);
+  const bool local_keys = (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
+  capabilities_.receive_depth = static_cast<uint32_t>(count);
+  return ReceivePool::open(library_, objects_, count, capabilities_.max_send_bytes, local_keys, &receives_);
 }
 
 }  // namespace te::efa

@@ -12,6 +12,7 @@
 
 #include "efa/doorbell.h"
 #include "efa/objects.h"
+#include "efa/receive_pool.h"
 
 namespace te::efa {
 
@@ -43,7 +44,7 @@ class Nic {
   void ring_doorbells();
 
  private:
-  static constexpr size_t kBatch = 32;        // completions read at once; more showed no gain
+  static constexpr size_t kBatch = 32;  // completions read at once; more showed no gain
   static constexpr uint32_t kNoIndex = ~0u;
 
   struct Path {
@@ -70,6 +71,7 @@ class Nic {
   Error open_endpoint();
   Error try_endpoint(InfoPtr info);
   Error read_address();
+  Error open_receives();
   Error describe_capabilities();
   Error fail(const char* what, int64_t status) const;
 
@@ -83,7 +85,7 @@ class Nic {
   void touch(Path& path);
   uint32_t read_queue(std::span<Completion> out);
   uint32_t read_error(Completion* out);
-  void translate(const fi_cq_data_entry& entry, Completion* out);
+  bool translate(const fi_cq_data_entry& entry, Completion* out);
   void account(Completion* out);
   bool settled();
   void ring_stalled();
@@ -108,18 +110,24 @@ class Nic {
   std::vector<uint32_t> free_paths_, dirty_;
   std::map<std::string, ShmPeer, std::less<>> shm_peers_;
   uint64_t write_flags_ = 0, send_flags_ = 0;
-  bool scratch_is_ours_ = true;      // libfabric does not want the scratch memory: it holds the path
-  bool flush_more_ = false;          // FI_MORE means something to this provider
-  uint32_t in_flight_ = 0;           // towards open paths
-  uint64_t activity_ = 0;            // posts, refusals and completions so far
+  bool scratch_is_ours_ = true;  // libfabric does not want the scratch memory: it holds the path
+  bool flush_more_ = false;      // FI_MORE means something to this provider
+  uint32_t in_flight_ = 0;       // towards open paths
+  bool refused_ = false;         // the last post was
+  uint64_t activity_ = 0;        // posts, refusals and completions so far
   uint64_t seen_activity_ = 0;
   int64_t quiet_since_ns_ = 0;
   uint32_t idle_polls_ = 0;
-  int wait_fd_ = -1;
+  int wait_fd_ = -1;             // owned by libfabric or by doorbell_
+  bool waits_on_queue_ = false;  // wait_fd_ is the queue's wait object
   std::unique_ptr<Doorbell> doorbell_;
+  std::unique_ptr<ReceivePool> receives_;  // only where immediates use up receives
   uint32_t stash_count_ = 0, stash_next_ = 0;
   Completion stash_[kBatch];  // found by arm(), handed out by the next poll()
 };
+
+// sleep.cc
+int find_progress_fd(const te_nic_address& address);
 
 }  // namespace te::efa
 #endif

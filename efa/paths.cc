@@ -68,7 +68,8 @@ Error Nic::open_path(const te_nic_address& remote, PathId* path) {
   }
   Path opened;
   opened.open = true;
-  if (Error error = kind_ == Kind::kShm ? insert_shm(remote, &opened) : insert_address(remote, &opened.address)) return error;
+  if (Error error = kind_ == Kind::kShm ? insert_shm(remote, &opened) : insert_address(remote, &opened.address))
+    return error;
   if (free_paths_.empty()) {
     free_paths_.push_back(static_cast<uint32_t>(paths_.size()));
     paths_.emplace_back();

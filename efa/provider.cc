@@ -51,7 +51,8 @@ class FabricProvider final : public Provider {
   void close_path(uint32_t nic, PathId path) override { nics_[nic]->close_path(path); }
 
   PostResult post(uint32_t nic, std::span<const WorkRequest> requests) override { return nics_[nic]->post(requests); }
-  PostResult post_receive(uint32_t nic, void* buffer, uint64_t length, uint64_t local_key, WorkContext* context) override {
+  PostResult post_receive(uint32_t nic, void* buffer, uint64_t length, uint64_t local_key,
+                          WorkContext* context) override {
     return nics_[nic]->post_receive(buffer, length, local_key, context);
   }
   uint32_t poll(uint32_t nic, std::span<Completion> out) override { return nics_[nic]->poll(out); }
@@ -67,7 +68,9 @@ class FabricProvider final : public Provider {
     return Error(Status::kUnsupported, "libfabric cannot reset the connection to one peer");
   }
   bool proven_dead(uint32_t nic, PathId path) override { return nics_[nic]->proven_dead(path); }
-  Error inject(std::string_view) override { return Error(Status::kUnsupported, "only the simulated fabric takes commands"); }
+  Error inject(std::string_view) override {
+    return Error(Status::kUnsupported, "only the simulated fabric takes commands");
+  }
 
  private:
   const Library& library_;
@@ -114,11 +117,13 @@ Error probe(const std::string& transport, std::string* provider_name, std::strin
 #else
 
 Error open_provider(const ProviderOptions&, std::unique_ptr<Provider>*) {
-  return Error(Status::kTransportUnavailable, "built without libfabric's headers: install libfabric-dev and build again");
+  return Error(Status::kTransportUnavailable,
+               "built without libfabric's headers: install libfabric-dev and build again");
 }
 
 Error probe(const std::string&, std::string*, std::string*) {
-  return Error(Status::kTransportUnavailable, "built without libfabric's headers: install libfabric-dev and build again");
+  return Error(Status::kTransportUnavailable,
+               "built without libfabric's headers: install libfabric-dev and build again");
 }
 
 #endif

@@ -15,8 +15,7 @@ namespace te::efa {
 namespace {
 
 constexpr uint32_t kHeaders = FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION);
-constexpr uint64_t kCaps =
-    FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+constexpr uint64_t kCaps = FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 // Writes in order, immediates included. Asked for where it costs nothing: tcp has one stream per peer; shm gives up a
 // short cut that we do not want (see hints_for).
 constexpr uint64_t kWriteOrder = FI_ORDER_SAS | FI_ORDER_WAW | FI_ORDER_RMA_WAW;
@@ -43,9 +42,11 @@ InfoPtr hints_for(const Library& library, Kind kind, const char* provider, bool 
   return hints;
 }
 
-Error get_info(const Library& library, Kind kind, const char* node, const char* service, const fi_info& hints, InfoPtr* out) {
+Error get_info(const Library& library, Kind kind, const char* node, const char* service, const fi_info& hints,
+               InfoPtr* out) {
   fi_info* found = nullptr;
-  const int status = library.getinfo(api_version(library, kind), node, service, node != nullptr ? FI_SOURCE : 0, &hints, &found);
+  const int status =
+      library.getinfo(api_version(library, kind), node, service, node != nullptr ? FI_SOURCE : 0, &hints, &found);
   if (status != 0 || found == nullptr) {
     return Error(Status::kTransportUnavailable,
                  format("fi_getinfo(%s): %s", hints.fabric_attr->prov_name, library.describe(status).c_str()), -status);
@@ -67,7 +68,8 @@ InfoPtr pick(const Library& library, const fi_info* list, Accept accept) {
 std::string shortcoming(const fi_info& info) {
   if ((info.caps & kCaps) != kCaps) return "it lacks one-sided reads or writes";
   if (info.domain_attr->cq_data_size < 4) return "its completions carry less than 32 bits of immediate data";
-  if ((info.mode & ~(FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA)) != 0) return "it demands a mode this engine does not speak";
+  if ((info.mode & ~(FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA)) != 0)
+    return "it demands a mode this engine does not speak";
   return {};
 }
 
@@ -111,9 +113,8 @@ Error select_efa(const Library& library, const ProviderOptions& options, std::ve
                  error.provider_status());
   }
   // All devices through one fabric: efa-direct (libfabric 2.1 on), where one call is one work request, before efa.
-  const InfoPtr direct = pick(library, list.get(), [](const fi_info& info) {
-    return std::strcmp(info.fabric_attr->name, "efa-direct") == 0;
-  });
+  const InfoPtr direct = pick(
+      library, list.get(), [](const fi_info& info) { return std::strcmp(info.fabric_attr->name, "efa-direct") == 0; });
   const std::string fabric = direct != nullptr ? "efa-direct" : list->fabric_attr->name;
   std::vector<Selected> devices;
   for (const fi_info* info = list.get(); info != nullptr; info = info->next) {
@@ -148,7 +149,8 @@ Error parse_kind(const std::string& transport, Kind* out) {
   if (transport == "tcp") *out = Kind::kTcp;
   else if (transport == "shm") *out = Kind::kShm;
   else if (transport == "efa") *out = Kind::kEfa;
-  else return Error(Status::kConfig, format("transport %s is not one of libfabric's (tcp, shm, efa)", transport.c_str()));
+  else
+    return Error(Status::kConfig, format("transport %s is not one of libfabric's (tcp, shm, efa)", transport.c_str()));
   return {};
 }
 

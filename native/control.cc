@@ -173,6 +173,7 @@ std::vector<uint8_t> encode(const Record& r) {
       break;
     case RecordType::kRevokeRegion: out.put(static_cast<uint8_t>(r.temporary)); break;
     case RecordType::kFenced: out.put(static_cast<uint8_t>(r.granted)); break;
+    case RecordType::kBye: out.put(static_cast<uint8_t>(r.for_good)); break;
     case RecordType::kSlots: write_ids(&out, r.ids); break;
     case RecordType::kRetireSlot:
       out.put(r.id);
@@ -205,6 +206,9 @@ bool decode(Reader* in, Record* r) {
       if (!read_flag(in, &r->temporary)) return false;
       break;
     case RecordType::kFenced: granted = in->get<uint8_t>(); break;
+    case RecordType::kBye:
+      if (!read_flag(in, &r->for_good)) return false;
+      break;
     case RecordType::kSlots:
       if (!read_ids(in, &r->ids, kIdCount - 1)) return false;
       break;

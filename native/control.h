@@ -97,7 +97,7 @@ enum class RecordType : uint8_t {
   kRetireSlot = 10,     // id, delivered, unknown
   kFence = 11,          // serial: make sure that nothing of mine lands in this region any more
   kFenced = 12,         // serial, granted
-  kBye = 13,            // no more work from here; drain towards me and say so
+  kBye = 13,            // for_good; no more work from here; drain towards me and say so
   kByeDone = 14
 };
 
@@ -107,6 +107,7 @@ struct Record {
   RecordType type = RecordType::kBye;
   Grant granted = Grant::kRefused;
   bool temporary = false;
+  bool for_good = false;     // kBye: this engine closes; it will not be back under this generation
   bool unknown = false;      // kRetireSlot: some part may or may not have landed
   uint8_t delivered = 0;     // kRetireSlot: parts whose immediate certainly arrives
   uint8_t nics = 0;

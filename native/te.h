@@ -235,7 +235,8 @@ int32_t te_counter_descriptor_decode(const uint8_t *bytes, uint64_t length, te_c
 
 /* --- engine ---------------------------------------------------------------------------------------------------------- */
 int32_t te_engine_open(const te_settings *settings, te_engine **engine, te_error *error);
-/* Stops the worker, fails what is pending with TE_ERR_CLOSED, says goodbye to peers. Idempotent. */
+/* Stops the worker, fails what is pending with TE_ERR_CLOSED, says goodbye to peers. Idempotent. After TE_OK nothing of any peer lands any
+ * more. TE_ERR_TIMEOUT: everything is stopped all the same, but some peer has not confirmed that it drained: keep the memory. */
 int32_t te_engine_close(te_engine *engine, int64_t timeout_ns, te_error *error);
 /* Frees the memory. After it no handle of the engine but its transfers (until released) may be used. Closes first if need be. */
 void te_engine_free(te_engine *engine);
@@ -272,13 +273,15 @@ int32_t te_remote_counter(te_engine *engine, const te_counter_descriptor *descri
 /* --- peers -------------------------------------------------------------------------------------------------------------- */
 /* The index of the peer with this address; does not connect. The same identity and generation give the same index. */
 int32_t te_peer(te_engine *engine, const te_address *address, int32_t *peer, te_error *error);
+/* Also on a closed engine, until it is freed. */
 int32_t te_peer_describe(te_engine *engine, int32_t peer, te_peer_info *info, te_error *error);
 te_transfer *te_peer_connect(te_engine *engine, int32_t peer, int64_t timeout_ns, te_error *error);
 te_transfer *te_peer_disconnect(te_engine *engine, int32_t peer, int64_t timeout_ns, te_error *error);
 /* Ends when nothing of that peer can land any more in memory of this engine. */
 te_transfer *te_peer_fence(te_engine *engine, int32_t peer, int64_t timeout_ns, te_error *error);
 
-/* --- transfers: NULL means refused, with the reason in `error` and nothing posted -------------------------------------------- */
+/* --- transfers: NULL means refused, with the reason in `error` and nothing posted. TE_AGAIN as the reason: no operation slot was
+ * free for 50 ms (setting `operations`, or `operations_per_peer`); call again, or give up. te_send copies the data during the call. --- */
 te_transfer *te_write(te_engine *engine, uint32_t region, uint64_t source_offset, uint32_t remote, uint64_t target_offset,
                       uint64_t length, uint32_t counter, uint32_t flags, int64_t timeout_ns, te_error *error);
 te_transfer *te_write_pages(te_engine *engine, const te_page_args *pages, int64_t timeout_ns, te_error *error);

@@ -27,7 +27,7 @@ class Writer {
   }
   void put_bytes(const void* data, size_t length) {
     const auto* from = static_cast<const uint8_t*>(data);
-    bytes_.insert(bytes_.end(), from, from + length);
+    for (size_t i = 0; i < length; ++i) bytes_.push_back(from[i]);
   }
   std::vector<uint8_t>& bytes() { return bytes_; }
 

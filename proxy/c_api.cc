@@ -268,7 +268,8 @@ int32_t te_peer(te_engine* engine, const te_address* address, int32_t* peer, te_
   });
 }
 int32_t te_peer_describe(te_engine* engine, int32_t peer, te_peer_info* info, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.describe_peer(peer, info); });
+  if (engine == nullptr || engine_of(engine)->forked()) return te::export_error(Error(Status::kForked, "the engine belongs to the parent process"), error);
+  return te::export_error(engine_of(engine)->describe_peer(peer, info), error);
 }
 te_transfer* te_peer_connect(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
   return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.peer_operation(te::OperationKind::kConnect, peer, timeout_ns, why); });

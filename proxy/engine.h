@@ -104,8 +104,9 @@ class Engine {
   Error start();
   int64_t timeout_or_default(int64_t timeout_ns) const { return timeout_ns < 0 ? settings_.values.default_timeout_ns : timeout_ns; }
 
-  // Submission. take_operation waits (at most until the deadline) while the slab is empty or the peer is at its cap.
+  // Submission. take_operation waits while the slab is empty or the peer is at its cap, for a while (then kAgain) and at most until the deadline.
   Operation* take_operation(Peer* peer, int64_t deadline_ns, Error* error);
+  Operation* take_operation_patiently(int64_t deadline_ns, Error* error);  // never kAgain
   void give_back_operation(Operation* operation);
   te_transfer* submit(Operation* operation, Error* error);
   Error check_write(const te_write_args& args, Operation* out);
@@ -113,6 +114,7 @@ class Engine {
   Error check_ends(uint32_t region, uint32_t remote, uint32_t counter, Operation* out, uint64_t* source_length, uint64_t* target_length);
   void drop_claims(Operation* operation);
   Error copy_indices(const te_page_args& args, Operation* out, uint64_t source_length, uint64_t target_length);
+  MemorySpan provider_span(const MemorySpan& span);
   PageList* take_page_list(uint64_t bytes);
   void retire_page_list(PageList* list);
   Error check_address(const te_address& address) const;
@@ -136,6 +138,7 @@ class Engine {
   Table<RemoteRegion> remote_regions_;
   Table<RemoteCounter> remote_counters_;
   std::atomic<uint64_t> next_serial_{1};
+  alignas(64) uint8_t placeholder_[64] = {};  // behind regions of no bytes
   std::mutex serials_mutex_;
   std::unordered_map<uint64_t, uint32_t> region_by_serial_, counter_by_serial_;  // handles
 

@@ -20,6 +20,10 @@ constexpr int kYields = 20;
 
 }  // namespace
 
+// Providers refuse empty spans, but a region of no bytes may still be the target of writes that only notify: it has some bytes of the
+// engine's own behind its keys, which no checked range can reach.
+MemorySpan Engine::provider_span(const MemorySpan& span) { return span.length > 0 ? span : MemorySpan{placeholder_, sizeof placeholder_, TE_DEVICE_HOST, 0}; }
+
 // --- regions -------------------------------------------------------------------------------------------------------------------------
 
 Error Engine::register_region(const MemorySpan& span, uint32_t* handle) {
@@ -30,7 +34,7 @@ Error Engine::register_region(const MemorySpan& span, uint32_t* handle) {
     return Error(Status::kRegistration, format("transport %s cannot reach GPU memory", settings_.transport.c_str()));
   MemoryKey keys[TE_MAX_NICS];
   for (uint32_t i = 0; i < nic_count_; ++i) {
-    Error e = provider_->register_memory(i, span, &keys[i]);
+    Error e = provider_->register_memory(i, provider_span(span), &keys[i]);
     if (!e) continue;
     for (uint32_t k = 0; k < i; ++k) static_cast<void>(provider_->deregister_memory(k, keys[k]).ok());
     return e;
@@ -85,7 +89,7 @@ Error Engine::close_region(uint32_t handle, int64_t timeout_ns) {
   const int64_t bound = timeout_or_default(timeout_ns);
   const int64_t deadline = deadline_after(now_ns(), bound);
   Error error;
-  Operation* op = take_operation(nullptr, deadline, &error);
+  Operation* op = take_operation_patiently(deadline, &error);
   if (op == nullptr) return error;
   op->kind = OperationKind::kCloseRegion;
   op->region = region;
@@ -284,7 +288,7 @@ Error Engine::close_counter(uint32_t handle, int64_t timeout_ns) {
   const int64_t bound = timeout_or_default(timeout_ns);
   const int64_t deadline = deadline_after(now_ns(), bound);
   Error error;
-  Operation* op = take_operation(nullptr, deadline, &error);
+  Operation* op = take_operation_patiently(deadline, &error);
   if (op == nullptr) return error;
   op->kind = OperationKind::kCloseCounter;
   op->local_counter = counter;

@@ -13,6 +13,8 @@ namespace {
 
 using ull = unsigned long long;
 
+constexpr int64_t kSubmitSlice = 50'000'000;  // longest wait for a slot inside one call
+
 Error out_of_region(const char* which, uint64_t offset, uint64_t length, uint64_t limit) {
   return Error(Status::kRange, format("%s range [%llu, %llu + %llu) leaves its region of %llu bytes", which, static_cast<ull>(offset),
                                       static_cast<ull>(offset), static_cast<ull>(length), static_cast<ull>(limit)));
@@ -68,6 +70,7 @@ Error bad_index(const char* which, const void* from, uint32_t width, uint64_t co
 
 Operation* Engine::take_operation(Peer* peer, int64_t deadline_ns, Error* error) {
   const uint32_t cap = settings_.values.operations_per_peer;
+  const int64_t slice_end = deadline_after(now_ns(), kSubmitSlice);
   for (int spin = 0;; ++spin) {
     const bool peer_full = peer != nullptr && peer->operations.load(std::memory_order_relaxed) >= cap;
     const uint32_t index = peer_full ? FreeList::kNone : free_operations_.pop();
@@ -82,7 +85,12 @@ Operation* Engine::take_operation(Peer* peer, int64_t deadline_ns, Error* error)
       return nullptr;
     }
     if (spin % 16 == 15) {
-      if (now_ns() >= deadline_ns) {
+      const int64_t now = now_ns();
+      if (now < deadline_ns && now >= slice_end) {
+        *error = Error(Status::kAgain, "");
+        return nullptr;
+      }
+      if (now >= deadline_ns) {
         *error = Error(Status::kTimeout, peer_full ? format("%u operations towards this peer are unfinished, which is the cap (operations_per_peer)", cap)
                                                    : format("all %u operation slots are in use (setting operations)", settings_.values.operations));
         return nullptr;
@@ -91,6 +99,14 @@ Operation* Engine::take_operation(Peer* peer, int64_t deadline_ns, Error* error)
     } else {
       cpu_relax();
     }
+  }
+}
+
+Operation* Engine::take_operation_patiently(int64_t deadline_ns, Error* error) {
+  for (;;) {
+    *error = Error();
+    Operation* op = take_operation(nullptr, deadline_ns, error);
+    if (op != nullptr || error->status() != Status::kAgain) return op;
   }
 }
 

@@ -110,17 +110,17 @@ class Events {
 
   // One thread at a time. TE_OK, TE_AGAIN or TE_ERR_CLOSED.
   int32_t fetch(int64_t timeout_ns, te_event* out, uint32_t capacity, uint32_t* count) {
+    const bool was_shut = shut_.load(std::memory_order_acquire);  // before the look: what came until then is seen by it
     *count = take(out, capacity);
     if (*count > 0) return TE_OK;
-    if (shut_.load(std::memory_order_acquire)) return TE_ERR_CLOSED;
+    if (was_shut) return TE_ERR_CLOSED;
     pollfd p{fd_, POLLIN, 0};
     const int64_t ms = std::min<int64_t>((timeout_ns + 999'999) / 1'000'000, 3'600'000);
     poll(&p, 1, static_cast<int>(ms));
     uint64_t drained;
     static_cast<void>(!read(fd_, &drained, sizeof drained));
     *count = take(out, capacity);
-    if (*count > 0) return TE_OK;
-    return shut_.load(std::memory_order_acquire) ? TE_ERR_CLOSED : TE_AGAIN;
+    return *count > 0 ? TE_OK : TE_AGAIN;
   }
 
  private:

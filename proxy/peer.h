@@ -94,6 +94,7 @@ struct Peer {
   std::unordered_map<uint64_t, RemoteCounter*> remote_counters;
   uint32_t in_flight[TE_MAX_NICS] = {};       // per NIC of ours
   uint32_t next_nic = 0;                      // rotation of small writes
+  bool gone = false;                          // it said that it closes for good
   bool restarted = false;                     // why the last session ended: somebody else lives at that address
   Session session;
 

@@ -159,7 +159,7 @@ class Worker {
   void leave_ghost(Peer& peer, bool drained);
   void drop_attachments(Peer& peer);
   void say_bye(Peer& peer);
-  void take_bye(Peer& peer);
+  void take_bye(Peer& peer, bool for_good);
   void finish_bye(Peer& peer);
   uint32_t writes_in_flight(const Peer& peer) const;
   bool is_self(const Peer& peer) const;

@@ -350,7 +350,7 @@ void Worker::take_record(Peer& peer, const Record& record) {
     case RecordType::kRetireSlot: return take_retire_slot(peer, record);
     case RecordType::kFence: return take_fence(peer, record.serial);
     case RecordType::kFenced: return take_fenced(peer, record);
-    case RecordType::kBye: return take_bye(peer);
+    case RecordType::kBye: return take_bye(peer, record.for_good);
     case RecordType::kByeDone:
       peer.session.bye_done = true;
       schedule(peer);

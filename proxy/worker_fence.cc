@@ -156,7 +156,7 @@ void Worker::finish_rekey(Region& region) {
     const std::lock_guard lock(region.mutex);
     for (uint32_t i = 0; i < nic_count_; ++i) {
       if (provider_.deregister_memory(i, region.keys[i])) registered = false;
-      if (provider_.register_memory(i, region.span, &region.keys[i])) registered = false;
+      if (provider_.register_memory(i, engine_.provider_span(region.span), &region.keys[i])) registered = false;
     }
     if (!registered) {
       region.deregistered = true;

@@ -33,6 +33,7 @@ void Worker::ensure_connecting(Peer& peer) {
   if (peer.restarted) {
     return fail_all(peer, Status::kPeerRestarted, "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now");
   }
+  if (peer.gone) return fail_all(peer, Status::kPeerLost, "the peer closed its engine: a new one has a new address");
   if (Error e = start_session(peer)) return fail_all(peer, Status::kPeerUnreachable, e.message().c_str());
   peer.state.store(TE_PEER_CONNECTING, std::memory_order_release);
   peer.session.deadline = deadline_after(now_, settings_.connect_timeout_ns);
@@ -191,7 +192,7 @@ void Worker::adopt(Peer& peer, const Hello& hello) {
 
 void Worker::connected(Peer& peer) {
   if (peer.connected()) return;
-  peer.restarted = false;
+  peer.restarted = peer.gone = false;
   peer.state.store(TE_PEER_CONNECTED, std::memory_order_release);
   std::vector<Operation*> connects;
   connects.swap(peer.connects);
@@ -376,7 +377,8 @@ void Worker::say_bye(Peer& peer) {
   finish_bye(peer);
 }
 
-void Worker::take_bye(Peer& peer) {
+void Worker::take_bye(Peer& peer, bool for_good) {
+  peer.gone = for_good;
   peer.session.their_bye = true;
   peer.session.bye_done = true;  // it drained before it said so
   fail_all(peer, Status::kPeerLost, "the peer closed its engine or disconnected");
@@ -404,6 +406,7 @@ void Worker::finish_bye(Peer& peer) {
     s.bye_said = true;
     Record record;
     record.type = RecordType::kBye;
+    record.for_good = stopping_;
     push_record(peer, std::move(record));
     return;
   }

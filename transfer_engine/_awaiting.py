@@ -41,7 +41,7 @@ class Waiter:
                 token.run_sync_soon(event.set)
 
         self.wake = wake
-        self._wait = event.wait().__await__
+        self._wait = lambda: event.wait().__await__()
         return True
 
     def _on_asyncio(self) -> None:

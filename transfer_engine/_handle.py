@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import _native
@@ -27,7 +29,7 @@ class EngineHandle:
     """Owner of a te_engine. `state` is OPEN (0) while it can be used."""
 
     __slots__ = (
-        "__weakref__", "counters", "default_timeout_ns", "device_memory", "dispatcher", "lock", "nic_names", "owners",
+        "__weakref__", "counters", "default_timeout_ns", "dispatcher", "lock", "nic_names", "owners",
         "peers", "pending", "pointer", "remotes", "serials", "state",
     )  # fmt: skip
 
@@ -39,7 +41,6 @@ class EngineHandle:
         _native.check(lib.te_engine_open(settings, out, error), "open", error)
         self.pointer = out[0]
         self.default_timeout_ns = default_timeout_ns
-        self.device_memory = False  # no transport reports that it reaches device memory
         self.lock = threading.RLock()  # one an engine, so that a fork cannot leave other engines' locks taken
         self.remotes: dict[bytes, int] = {}  # region descriptor -> the core's handle
         self.counters: dict[bytes, int] = {}  # counter descriptor -> the core's handle
@@ -150,6 +151,22 @@ class EngineHandle:
             address = self.address_of(error.peer)
             peer = f"#{error.peer}" if address is None else str(address)
         return _native.failure(operation, status, error, peer=peer, nics=self.nic_names, note=note)
+
+    def persist(self, submit: Callable[[], Any], error: Any, timeout_s: float | None) -> Any:
+        """Goes on while the core has no free slot, until the deadline: a null pointer, or what `submit` gave.
+
+        The core waits for a slot in slices, so that Ctrl-C is served in between.
+        """
+        limit = self.default_timeout_ns if timeout_s is None else _native.nanoseconds(timeout_s)
+        deadline = time.monotonic_ns() + limit
+        pointer = ffi.NULL
+        while not pointer and error.status == _native.AGAIN and time.monotonic_ns() < deadline:
+            self.ensure_open("submit")
+            pointer = submit()
+        if not pointer and error.status == _native.AGAIN:
+            error.status = lib.TE_ERR_TIMEOUT
+            _native.set_message(error, "every operation slot was in use until the deadline")
+        return pointer
 
 
 _handles: weakref.WeakSet[EngineHandle] = weakref.WeakSet()

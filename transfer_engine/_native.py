@@ -115,6 +115,12 @@ def failure(
     )
 
 
+def set_message(error: Any, message: str) -> None:
+    """Replaces the text of a te_error."""
+    encoded = message.encode()[: lib.TE_MESSAGE_BYTES - 1]
+    ffi.memmove(error.message, encoded + b"\0", len(encoded) + 1)
+
+
 def check(status: int, operation: str, error: Any) -> None:
     """Raises unless OK; for calls that concern neither an engine nor a peer."""
     if status != OK:

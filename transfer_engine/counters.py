@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -117,7 +118,10 @@ class Counter:
         indices, count = peer_indices(handle, peers)
         error = thread_state.error
         timeout_ns = _native.nanoseconds(timeout_s)
-        pointer = lib.te_counter_reached(handle.pointer, self._id, expected, timeout_ns, indices, count, error)
+        submit = partial(
+            lib.te_counter_reached, handle.pointer, self._id, expected, timeout_ns, indices, count, error
+        )
+        pointer = submit() or handle.persist(submit, error, timeout_s)
         if not pointer:
             raise handle.failure("counter reached", error.status, error)
         return Arrival(pointer, handle, self, expected)

@@ -6,7 +6,8 @@ core checks ranges; what is checked here is what only Python can know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 from . import _native
@@ -56,7 +57,7 @@ class Datapath:
             ArgumentTypeError: arguments of other types.
             RegionClosed: the source was closed here, or the target by its owner.
             PeerLost, PeerRestarted: the target's owner is gone.
-            ResourceExhausted: too many operations are under way.
+            TransferTimeout: so many operations are under way that this one found no place before its deadline.
             EngineClosed, ForkedEngine: this engine cannot be used.
         """
         handle = self._handle
@@ -88,12 +89,17 @@ class Datapath:
             if counter is None:
                 counter = handle.remote_counter(notify, "write")
         error = thread_state.error
+        flags = FLAG_FLUSH if flush else 0
+        timeout_ns = -1 if timeout_s is None else nanoseconds(timeout_s)
         pointer = _te_write(
-            handle.pointer, region._id, source_offset, remote, target_offset, length, counter,
-            FLAG_FLUSH if flush else 0, -1 if timeout_s is None else nanoseconds(timeout_s), error,
-        )  # fmt: skip
+            handle.pointer, region._id, source_offset, remote, target_offset, length, counter, flags, timeout_ns, error
+        )
         if not pointer:
-            raise _failed(handle, "write", error, request_id)
+            again = partial(
+                _te_write, handle.pointer, region._id, source_offset, remote, target_offset, length, counter, flags,
+                timeout_ns, error,
+            )  # fmt: skip
+            pointer = _persist(handle, "write", again, error, timeout_s, request_id)
         return Transfer(pointer, handle, "write", region, request_id)
 
     def write_pages(
@@ -130,10 +136,9 @@ class Datapath:
         args = ffi.new("te_page_args *")
         alive = _fill_pages(handle, args, source, target, notify, flush, "write_pages")
         error = thread_state.error
-        pointer = lib.te_write_pages(handle.pointer, args, nanoseconds(timeout_s), error)
+        submit = partial(lib.te_write_pages, handle.pointer, args, nanoseconds(timeout_s), error)
+        pointer = submit() or _persist(handle, "write_pages", submit, error, timeout_s, request_id)
         del alive  # the core has read the indices
-        if not pointer:
-            raise _failed(handle, "write_pages", error, request_id)
         return Transfer(pointer, handle, "write_pages", source.region, request_id)
 
     def write_batch(
@@ -162,7 +167,7 @@ class Datapath:
         for i, write in enumerate(listed):
             entry = entries[i]
             if isinstance(write, Write):
-                _fill_write(handle, entry.write, write)
+                entry.write = _write_args(handle, write)
                 alive.append(write.source)
             elif isinstance(write, PageWrite):
                 entry.is_pages = 1
@@ -176,13 +181,13 @@ class Datapath:
                     f"entry {i} is a {type(write).__name__}; expected te.Write or te.PageWrite", operation="write_batch"
                 )
         error = thread_state.error
-        pointer = lib.te_write_batch(handle.pointer, entries, len(listed), nanoseconds(timeout_s), error)
-        if not pointer:
-            raise _failed(handle, "write_batch", error, request_id)
+        submit = partial(lib.te_write_batch, handle.pointer, entries, len(listed), nanoseconds(timeout_s), error)
+        pointer = submit() or _persist(handle, "write_batch", submit, error, timeout_s, request_id)
         return Transfer(pointer, handle, "write_batch", alive, request_id)
 
 
-def _fill_write(handle: EngineHandle, args: Any, write: Write) -> None:
+def _write_args(handle: EngineHandle, write: Write) -> tuple[int, ...]:
+    """A te_write_args in the order of its fields: one conversion instead of seven."""
     source, target = write.source, write.target
     region, source_offset, length = (
         (source.region, source.offset_bytes, source.length_bytes)
@@ -196,13 +201,10 @@ def _fill_write(handle: EngineHandle, args: Any, write: Write) -> None:
     )
     if length != target_length or region._closed or region._handle is not handle:
         _refuse(handle, region, length, target_length)
-    args.region = region._id
-    args.remote = _remote(handle, descriptor, "write_batch")
-    args.counter = _counter(handle, write.notify, "write_batch")
-    args.flags = FLAG_FLUSH if write.flush else 0
-    args.source_offset = source_offset
-    args.target_offset = target_offset
-    args.length = length
+    remote = _remote(handle, descriptor, "write_batch")
+    counter = _counter(handle, write.notify, "write_batch")
+    flags = FLAG_FLUSH if write.flush else 0
+    return region._id, remote, counter, flags, source_offset, target_offset, length
 
 
 def _fill_pages(
@@ -299,6 +301,21 @@ def _refuse_notify(notify: object) -> NoReturn:
         operation="write",
         hint="the receiver makes the counter and passes on bytes(counter.descriptor)",
     )
+
+
+def _persist(
+    handle: EngineHandle,
+    operation: str,
+    submit: Callable[[], Any],
+    error: Any,
+    timeout_s: float | None,
+    request_id: object,
+) -> Any:
+    """The first call gave no transfer: goes on if there was only no slot free, else raises."""
+    pointer = handle.persist(submit, error, timeout_s)
+    if not pointer:
+        raise _failed(handle, operation, error, request_id)
+    return pointer
 
 
 def _failed(handle: EngineHandle, operation: str, error: Any, request_id: object) -> TransferEngineError:

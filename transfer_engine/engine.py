@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +25,8 @@ from .peers import Peer
 from .settings import Settings, to_native
 from .spans import parse_device, span_of
 from .transfers import Transfer
+
+_JOIN_S = 5.0  # how long close() waits for a callback that is running
 
 _log = logging.getLogger("transfer_engine")
 
@@ -65,7 +68,9 @@ class Engine(Datapath):
         settings = settings or Settings()
         if transport is not None:
             settings = dataclasses.replace(settings, transport=transport)
-        if nics is not None:
+        if isinstance(nics, int):
+            settings = dataclasses.replace(settings, nic_count=nics)
+        elif nics is not None:
             settings = dataclasses.replace(settings, nics=nics)  # type: ignore[arg-type]  # parsed there
         chosen = settings.transport is None
         if chosen:
@@ -240,7 +245,8 @@ class Engine(Datapath):
         handle.ensure_open(operation)
         index = handle.peer(Address.of(address), operation)
         error = thread_state.error
-        pointer = function(handle.pointer, index, _native.nanoseconds(timeout_s), error)
+        submit = partial(function, handle.pointer, index, _native.nanoseconds(timeout_s), error)
+        pointer = submit() or handle.persist(submit, error, timeout_s)
         if not pointer:
             raise handle.failure(operation, error.status, error)
         return Transfer(pointer, handle, operation, None, None)
@@ -260,8 +266,7 @@ class Engine(Datapath):
             TransferTimeout: some peer did not confirm in time that it has let go. The engine is closed all the same;
                 its memory stays referenced until the last object made from it is dropped.
         """
-        limit = self._settings.close_timeout_s if timeout_s is None else timeout_s
-        error = self._close(_native.nanoseconds(limit))
+        error = self._close(_native.nanoseconds(timeout_s))
         if error is not None:
             raise error
 
@@ -272,7 +277,7 @@ class Engine(Datapath):
         dispatcher = handle.dispatcher
         error = handle.close(timeout_ns)
         if dispatcher is not None:
-            dispatcher.join(max(timeout_ns / 1e9, 1.0))
+            dispatcher.join(_JOIN_S)
         return error
 
     def _inject(self, command: str) -> None:
@@ -310,15 +315,12 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 def _close_quietly(engine: Engine) -> None:
     try:
-        error = engine._close(_QUIET_CLOSE_NS)
+        error = engine._close(-1)
     except Exception as cause:  # noqa: BLE001 - nobody could catch it
         _log.warning("closing an engine failed: %s", cause)
     else:
         if error is not None:
             _log.warning("closing an engine failed: %s", error)
-
-
-_QUIET_CLOSE_NS = 5_000_000_000
 
 
 @atexit.register

@@ -33,12 +33,6 @@ class Region:
 
     def __init__(self, handle: EngineHandle, span: Span) -> None:
         handle.ensure_open("register")
-        if span.device_kind != lib.TE_DEVICE_HOST and not handle.device_memory:
-            raise RegistrationError(
-                f"{device_text(span.device_kind, span.device_index)}: this transport does not reach device memory",
-                operation="register",
-                hint="copy to host memory, or use engine.allocate() for memory that both sides reach",
-            )
         out = ffi.new("uint32_t *")
         error = thread_state.error
         address = ffi.cast("void *", span.pointer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 from . import _native
 from ._awaiting import Waiter
@@ -25,7 +26,7 @@ class Message:
 
 
 def send(handle: EngineHandle, address: Address, data: object, timeout_s: float | None, request_id: object) -> Transfer:
-    """Starts to send; the core copies the data, or the transfer keeps it."""
+    """Starts to send; the core copies the data during the call."""
     handle.ensure_open("send")
     if isinstance(data, str):
         raise ArgumentTypeError("messages are bytes, not str", operation="send", hint="pass text.encode()")
@@ -35,12 +36,13 @@ def send(handle: EngineHandle, address: Address, data: object, timeout_s: float 
         raise ArgumentTypeError(f"messages are bytes, not {type(data).__name__}", operation="send") from None
     index = handle.peer(address, "send")
     error = thread_state.error
-    pointer = lib.te_send(handle.pointer, index, raw, len(raw), _native.nanoseconds(timeout_s), error)
+    submit = partial(lib.te_send, handle.pointer, index, raw, len(raw), _native.nanoseconds(timeout_s), error)
+    pointer = submit() or handle.persist(submit, error, timeout_s)
     if not pointer:
         if error.status != lib.TE_ERR_EXHAUSTED:
             handle.forget_remotes()
         raise handle.failure("send", error.status, error)
-    return Transfer(pointer, handle, "send", raw, request_id)
+    return Transfer(pointer, handle, "send", None, request_id)
 
 
 def fetch(handle: EngineHandle, timeout_ns: int) -> Message | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from functools import partial
 from typing import Any
 
 from . import _native
@@ -82,7 +83,8 @@ class Peer:
 def connect(handle: EngineHandle, index: int, timeout_s: float | None) -> Transfer:
     """Starts to connect, or finds that it has."""
     error = thread_state.error
-    pointer = lib.te_peer_connect(handle.pointer, index, _native.nanoseconds(timeout_s), error)
+    submit = partial(lib.te_peer_connect, handle.pointer, index, _native.nanoseconds(timeout_s), error)
+    pointer = submit() or handle.persist(submit, error, timeout_s)
     if not pointer:
         raise handle.failure("connect", error.status, error)
     return Transfer(pointer, handle, "connect", None, None)

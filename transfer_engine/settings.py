@@ -103,18 +103,16 @@ def _transport(value: Any) -> str | None:
     return None if value in (None, "") else str(_choice("efa", "cx7", "tcp", "shm", "sim")(value))
 
 
-def _nics(value: Any) -> tuple[str, ...] | int | None:
+def _nic_count(value: Any) -> int | None:
+    return None if value is None or value == "" else int(_integer(1, lib.TE_MAX_NICS)(value))
+
+
+def _nics(value: Any) -> tuple[str, ...] | None:
     if value is None or value == "":
         return None
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not 1 <= value <= lib.TE_MAX_NICS:
-            raise ValueError(f"a count from 1 to {lib.TE_MAX_NICS}, or names")
-        return value
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise TypeError("a count, a list of names, or names with commas between them")
+        raise TypeError("a list of names, or names with commas between them")
     stripped = tuple(name.strip() for name in names)
     if not all(stripped) or any("," in name for name in stripped) or len(set(stripped)) != len(stripped):
         raise ValueError("distinct names, none of them empty")
@@ -166,8 +164,11 @@ class Settings:
     """
 
     transport: str | None = _setting(None, _transport, "efa, cx7, tcp, shm or sim; None: the best that works here")
-    nics: tuple[str, ...] | int | None = _setting(
-        None, _nics, "names of interfaces or devices, or how many to use; None: what the topology gives"
+    nics: tuple[str, ...] | None = _setting(
+        None, _nics, "names of interfaces or devices, or addresses; None: what the topology gives"
+    )
+    nic_count: int | None = _setting(
+        None, _nic_count, "how many NICs to use; on tcp and shm more than there are devices; None: all that `nics` names"
     )
     timeout_s: float = _setting(30.0, _seconds(1e-3), "s: deadline of transfers and waits that name none")
     connect_timeout_s: float = _setting(10.0, _seconds(1e-3), "s: until a silent address counts as unreachable")
@@ -268,9 +269,8 @@ def to_native(settings: Settings) -> tuple[Any, list[Any]]:
 
     if settings.transport:
         native.transport = c_string(settings.transport)
-    if isinstance(settings.nics, int):
-        native.nic_count = settings.nics
-    elif settings.nics:
+    native.nic_count = settings.nic_count or 0
+    if settings.nics:
         native.nics = c_string(",".join(settings.nics))
     if settings.sim:
         native.sim = c_string(settings.sim)

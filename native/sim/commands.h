@@ -6,7 +6,8 @@
 //   partition ID, heal [ID]      silence between this engine and the one with this identity (32 hex digits); operations
 //                                wait and go on after heal, as if retransmitted. heal without ID: with everyone
 //   pause, resume                what this engine posts does not land; it waits
-//   error_next N [FATE]          the next N writes fail. FATE: clean, unknown, partial, landed, late (see Fate); absent: by chance
+//   error_next N [FATE]          the next N writes fail. FATE: clean, unknown, partial, landed, late (see Fate);
+//                                absent: by chance
 //   fail_after N [FATE]          N writes leave first, then one fails
 //   flip_next [N]                N (1) landing pieces of writes get one bit flipped
 //   register_fail N              the next N registrations fail

@@ -178,7 +178,7 @@ void Nic::landed(Operation& op) {
   op.due = tick_ + host_.random.below(host_.options.delay + 1);
   if (ordered_) op.due = path.last_completion_due = std::max(op.due, path.last_completion_due);
   schedule(op);
-  if (ordered_) next_in_order(path);
+  if (ordered_) start_next(path, op.next);
 }
 
 // --- keys -----------------------------------------------------------------------------------------------------------

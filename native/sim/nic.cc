@@ -114,11 +114,14 @@ Path* Nic::find(PathId id) const {
   return paths_[slot].get();
 }
 
-// The address alone names the peer; nothing is kept between paths, so a restarted peer gets a fresh one whatever its generation.
+// The address alone names the peer; nothing is kept between paths, so a restarted peer gets a fresh one whatever its
+// generation.
 Error Nic::open_path(const te_nic_address& remote, PathId* path) {
-  const std::string address(reinterpret_cast<const char*>(remote.bytes), std::min<size_t>(remote.length, sizeof remote.bytes));
+  const size_t length = std::min<size_t>(remote.length, sizeof remote.bytes);
+  const std::string address(reinterpret_cast<const char*>(remote.bytes), length);
   if (!address.starts_with(kAddressPrefix))
-    return Error(Status::kPeerUnreachable, "not an address of the simulated fabric", EADDRNOTAVAIL, static_cast<int>(index_));
+    return Error(Status::kPeerUnreachable, "not an address of the simulated fabric", EADDRNOTAVAIL,
+                 static_cast<int>(index_));
   auto opened = std::make_unique<Path>();
   // The NIC number sits in the upper half, so that a path used on another NIC is refused.
   opened->id = (uint64_t{index_} + 1) << 32 | paths_.size();
@@ -157,7 +160,8 @@ bool Nic::proven_dead(PathId id) const {
   const Path* path = find(id);
   if (path == nullptr) return false;
   const Endpoint& endpoint = *path->endpoint;
-  const bool nobody_since = endpoint.nic == nullptr && endpoint.incarnation > 0 && endpoint.killed_through == endpoint.incarnation;
+  const bool nobody_since =
+      endpoint.nic == nullptr && endpoint.incarnation > 0 && endpoint.killed_through == endpoint.incarnation;
   return nobody_since || (path->incarnation > 0 && path->incarnation <= endpoint.killed_through);
 }
 

@@ -1,11 +1,12 @@
 // One simulated NIC: its registrations, paths, operations in flight, posted receives and completion queue.
 //
-// Called with the fabric's mutex held; the only exceptions are idle() and serial(). Time is the number of polls of this
-// NIC that found work. An operation sits in exactly one place: the schedule (a heap by due time), its path's `waiting`
-// (ordered mode: behind the head) or its path's `stalled` (nothing can happen until somebody wakes the path).
+// Called with the fabric's mutex held; the only exceptions are idle(), serial() and wait_fd(). Time is the number of
+// polls of this NIC that found work. An operation is in its path's list from post to end, and besides in at most one
+// place: the schedule (a heap by due time) or its path's `stalled` (nothing can happen until somebody wakes the path).
+// In neither: it waits for its predecessor (ordered mode).
 //
-// Files: nic.cc (memory, paths, receives), nic_post.cc (posting, ending, resetting), nic_progress.cc (schedule, polling, sleeping),
-// landing.cc (what an operation does at its target).
+// Files: nic.cc (memory, paths, receives), nic_post.cc (posting, ending, resetting), nic_progress.cc (schedule, polling,
+// sleeping), landing.cc (what an operation does at its target).
 #pragma once
 
 #include <atomic>
@@ -75,8 +76,7 @@ struct Path {
   // Ordered mode: only the oldest operation that has not landed is scheduled or stalled. An error breaks the path, as
   // it breaks an RC queue pair or a TCP connection: what was posted behind it is flushed, and so is all that is posted
   // until the engine has polled every error. So no immediate lands behind a write that failed.
-  bool busy = false;
-  std::deque<Operation*> waiting;
+  bool busy = false;  // there is such an operation; whatever follows it in the list waits for it
   uint64_t last_due = 0, last_completion_due = 0;
   uint64_t unread_errors = 0;
   uint64_t break_epoch = 0;  // errors queued before a reset do not count
@@ -147,7 +147,7 @@ class Nic {
   void fail(Operation& op, Status status, bool landed_unknown, int provider_status);
   void break_path(Operation& failed);
   void flush(Operation& op);
-  void next_in_order(Path& path);
+  void start_next(Path& path, Operation* next);
   void retire(Operation& op);
   void cancel(Path& path);
   Operation* allocate();
@@ -203,8 +203,8 @@ class Nic {
   std::atomic<bool> active_{false};
 
   std::unordered_map<uint32_t, Registration> registrations_;
-  std::vector<std::unique_ptr<Path>> paths_;            // by the low half of PathId; never reused
-  std::unordered_map<const Endpoint*, uint32_t> known_; // how many paths lead there
+  std::vector<std::unique_ptr<Path>> paths_;  // by the low half of PathId; never reused
+  std::unordered_map<const Endpoint*, uint32_t> known_;  // how many paths lead there
   std::deque<Receive> receives_;
   std::deque<Entry> completions_;
   std::deque<Completion> events_;  // of paths; on hardware they come from elsewhere and take no completion entry

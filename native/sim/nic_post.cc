@@ -78,12 +78,7 @@ void Nic::accept(const WorkRequest& request) {
   if (!ordered_) return schedule(op);
   if (path.unread_errors > 0 || path.down_told) return flush(op);
   op.due = path.last_due = std::max(op.due, path.last_due);
-  if (path.busy) {
-    path.waiting.push_back(&op);
-  } else {
-    path.busy = true;
-    schedule(op);
-  }
+  if (!std::exchange(path.busy, true)) schedule(op);
 }
 
 // --- ending ---------------------------------------------------------------------------------------------------------
@@ -141,7 +136,6 @@ void Nic::break_path(Operation& failed) {
     event.path = path.id;
     queue_event(event);
   }
-  path.waiting.clear();
   while (failed.next != nullptr) {
     if (!failed.next->scheduled) std::erase(path.stalled, failed.next);
     flush(*failed.next);
@@ -157,22 +151,20 @@ void Nic::flush(Operation& op) {
   if (!op.scheduled) recycle(&op);
 }
 
-void Nic::next_in_order(Path& path) {
-  if (path.waiting.empty()) {
-    path.busy = false;
-    return;
-  }
-  schedule(*path.waiting.front());
-  path.waiting.pop_front();
+// Ordered mode: an operation has landed or failed, and the one posted after it, if any, may go.
+void Nic::start_next(Path& path, Operation* next) {
+  path.busy = next != nullptr;
+  if (next != nullptr) schedule(*next);
 }
 
 // The operation is over. One that held up its path lets the next one go.
 void Nic::retire(Operation& op) {
   Path& path = *op.path;
   const bool was_head = ordered_ && op.stage == Stage::kReady && !op.scheduled;
+  Operation* const next = op.next;
   unlink(op);
   recycle(&op);
-  if (was_head) next_in_order(path);
+  if (was_head) start_next(path, next);
 }
 
 Error Nic::reset_path(PathId id) {
@@ -191,7 +183,6 @@ void Nic::cancel_all() {
 
 // Ends everything on the path: nothing of it lands from here on.
 void Nic::cancel(Path& path) {
-  path.waiting.clear();
   path.stalled.clear();
   while (path.first != nullptr) flush(*path.first);
   path.busy = false;

@@ -1,4 +1,4 @@
-// Options of the simulated transport: "key=value,key=value". README of every key: the comments of this struct.
+// Options of the simulated transport: "key=value,key=value", one key for each member.
 #pragma once
 
 #include <cstdint>

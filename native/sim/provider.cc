@@ -167,7 +167,8 @@ Error SimProvider::open(const ProviderOptions& settings, Options options) {
   for (uint32_t nic = 0; nic < count; ++nic) {
     std::shared_ptr<Endpoint> endpoint = fabric_.endpoint(address(nic, serial));
     if (endpoint->nic != nullptr)
-      return Error(Status::kConfig, "sim address in use by another engine of this process", EADDRINUSE, static_cast<int>(nic));
+      return Error(Status::kConfig, "sim address in use by another engine of this process", EADDRINUSE,
+                   static_cast<int>(nic));
     const std::string name = named != 0 ? settings.nics[nic] : "sim" + std::to_string(nic);
     host_.nics.push_back(std::make_unique<Nic>(fabric_, host_, nic, name, std::move(endpoint)));
     if (host_.options.wait_fd && host_.nics.back()->wait_fd() < 0)

@@ -299,7 +299,8 @@ TEST_CASE("sim connected=1: a partitioned peer is connected to after heal") {
 TEST_CASE("sim: engines may be destroyed in any order with traffic in flight") {
   for (int order = 0; order < 6; ++order) {
     std::vector<std::unique_ptr<Player>> players;
-    for (uint8_t i = 0; i < 3; ++i) players.push_back(std::make_unique<Player>("delay=8,mtu=16,delivery_complete=0", 10 + i));
+    for (uint8_t i = 0; i < 3; ++i)
+      players.push_back(std::make_unique<Player>("delay=8,mtu=16,delivery_complete=0", 10 + i));
     for (auto& from : players)
       for (auto& to : players) {
         const PathId path = from->path_to(*to);

@@ -50,7 +50,8 @@ def make_engine() -> Iterator[Callable[..., te.Engine]]:
     engines: list[te.Engine] = []
 
     def make(nics: int = 1, **settings: Any) -> te.Engine:
-        engine = te.Engine(transport="sim", nics=nics, settings=te.Settings(core="none", **settings))
+        settings = {"core": "none", "connect_timeout_s": 2.0, **settings}
+        engine = te.Engine(transport="sim", nics=nics, settings=te.Settings(**settings))
         engines.append(engine)
         return engine
 

@@ -43,6 +43,14 @@ def test_anything_with_bytes_can_be_sent(pair: Any, data: Any) -> None:
     assert pair.b.receive(SOON_S).data == b"data"
 
 
+def test_a_message_is_taken_as_it_is_at_the_call(pair: Any) -> None:
+    data = bytearray(b"x" * 50_000)
+    transfer = pair.a.send(pair.b.address, data)
+    data[:] = b"y" * 10
+    assert pair.b.receive(SOON_S).data == b"x" * 50_000
+    transfer.wait(SOON_S)
+
+
 @pytest.mark.parametrize("wrong", ["text", 5, None])
 def test_other_data_raises_a_type_error(pair: Any, wrong: Any) -> None:
     with pytest.raises(TypeError):

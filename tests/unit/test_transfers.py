@@ -91,6 +91,20 @@ def test_quiescence_is_not_claimed_early(held: Any) -> None:
     transfer.wait_quiesced(SOON_S)
 
 
+def test_a_write_that_finds_no_place_before_its_deadline_names_the_setting(make_engine: Any) -> None:
+    a, b = make_engine(operations_per_peer=4), make_engine()
+    source, target = a.register(bytearray(8)), b.register(bytearray(8)).descriptor
+    a.write(source, target).wait(SOON_S)
+    a._inject("pause")
+    held = [a.write(source, target) for _ in range(4)]
+    with pytest.raises(te.TransferTimeout, match="operations_per_peer"):
+        a.write(source, target, timeout_s=0.02)
+    a._inject("resume")
+    for transfer in held:
+        transfer.wait(SOON_S)
+    a.write(source, target).wait(SOON_S)
+
+
 def test_request_ids_are_kept_and_named_in_errors(held: Any) -> None:
     transfer = write(held, timeout_s=0.01, request_id="prefill-7")
     assert transfer.request_id == "prefill-7"

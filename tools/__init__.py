@@ -1,0 +1,1 @@
+"""The `transfer-engine` command line."""

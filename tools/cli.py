@@ -1,0 +1,227 @@
+"""`transfer-engine`: the command line that proves that two nodes, or two processes, can talk.
+
+Exit status: 0 all was right; 1 wrong bytes; 2 wrong usage or settings; 3 a transport is not available; 4 the other side
+was lost, fell silent, or the transport failed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import click
+from rich.console import Console
+
+import transfer_engine as te
+
+from . import bench as benchmark
+from . import report, sweep
+from .loopback import Progress, run_sweep
+from .results import Exit, TransportResult
+from .runner import Options, chosen_transports, run_transport
+from .serve import serve_clients
+from .session import Session
+from .sweep import Row
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Show = Callable[[Console, TransportResult], None]
+
+
+class _Work(Protocol):
+    """What a command does in a session."""
+
+    def __call__(self, session: Session, result: TransportResult, *, progress: Progress) -> None: ...
+
+
+class _Address(click.ParamType[te.Address]):
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> te.Address:
+        try:
+            return te.Address.of(value)
+        except te.TransferEngineError as error:
+            self.fail(str(error), param, ctx)
+
+
+_nics = click.option("--nics", metavar="N|NAMES", help="How many NICs to use, or their names, separated by commas.")
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text for people.")
+
+
+def _common(function: _Function) -> _Function:
+    """What all measuring commands take."""
+    options = (
+        click.argument("address", type=_Address(), required=False),
+        click.option(
+            "--transport", "transports", multiple=True, metavar="NAME",
+            help="efa, cx7, tcp or shm; may be repeated.  [default: $TE_TRANSPORT, else tcp and shm]",
+        ),
+        _nics,
+        click.option(
+            "--timeout", "timeout_s", type=click.FloatRange(0.5, 3600), default=30.0, show_default=True,
+            help="Seconds after which a single step counts as failed.",
+        ),
+        _as_json,
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(te.__version__, prog_name="transfer-engine")
+def group() -> None:
+    """Prove and measure what transfer_engine does between two processes or two nodes."""
+
+
+@group.command()
+@_common
+@click.option("--quick", is_flag=True, help="Fewer sizes: for continuous integration.")
+@click.option(
+    "--flip-byte", "flip", type=click.Choice((*sweep.OPERATIONS, "guard")), is_flag=False, flag_value="write",
+    hidden=True, help="A test hook: damage one received byte before it is verified.",
+)  # fmt: skip
+def loopback(
+    address: te.Address | None,
+    transports: tuple[str, ...],
+    nics: str | None,
+    timeout_s: float,
+    as_json: bool,
+    quick: bool,
+    flip: str | None,
+) -> int:
+    r"""Write, page, batch and message in both directions, and compare every byte.
+
+    Without ADDRESS a second process is started on this machine. With the ADDRESS that `transfer-engine serve` printed
+    on another node, the two nodes are tested.
+
+    Columns: "out" is from this side to the other, "in" the reverse. Latency is from submission to the return of
+    wait(), of all pieces of a round; bandwidth is of several rounds in flight, up to the last completion and the
+    receiver's counter. "verified" counts the operations of which every byte was compared, also at the odd sizes and
+    offsets that a row covers besides its own.
+
+    \b
+    --json prints one document; times are in seconds:
+    {"schema": "transfer-engine/loopback/1", "version", "ok", "status", "transports": [
+     {"transport", "ok", "status", "elapsed_s", "error": null | {"kind", "message"},
+      "local" and "remote": {"version", "transport", "provider", "library", "nics"},
+      "rows": [
+       {"operation", "size_bytes", "count", "growth_bytes",
+        "measured": {"outgoing" and "incoming": {"seconds", "bytes_per_s", "operations_per_s",
+         "latency": {"samples", "mean", "best", "p50", "p90", "p99", "p99.9", "worst"}}},
+        "verified_operations", "verified_bytes", "wrong"}],
+      "mismatches": [
+       {"case", "direction", "where", "offset", "buffer_offset", "wrong_bytes", "expected", "actual"}]}]}
+    """
+    flip = flip or _flip_of(os.environ.get("TE_TEST_FLIP_BYTE"))
+    options = Options(address, chosen_transports(transports, address), nics, timeout_s, flip)
+    rows = sweep.plan(quick=quick)
+    steps = 2 * sum(len(row.cases) for row in rows)
+
+    def work(session: Session, result: TransportResult, *, progress: Progress) -> None:
+        run_sweep(session, rows, result, measure_s=0.02 if quick else 0.08, progress=progress)
+
+    return _run("loopback", options, rows, steps, work, None if as_json else report.show_loopback)
+
+
+@group.command()
+@_common
+@click.option("--depth", type=click.IntRange(1, 1024), default=16, show_default=True, help="Writes in flight.")
+@click.option(
+    "--max-size", "most_bytes", type=click.IntRange(1, 1 << 30), default=64 << 20, show_default=True,
+    help="Bytes of the largest write.",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=click.FloatRange(0.01, 60), default=0.2, show_default=True, help="For each measurement."
+)
+@click.option("--bidirectional", is_flag=True, help="Measure both directions at once, too.")
+def bench(
+    address: te.Address | None,
+    transports: tuple[str, ...],
+    nics: str | None,
+    timeout_s: float,
+    as_json: bool,
+    depth: int,
+    most_bytes: int,
+    seconds: float,
+    bidirectional: bool,
+) -> int:
+    """Measure bandwidth, rate and latency by size, in both directions.
+
+    Without ADDRESS a second process is started on this machine. With the ADDRESS that `transfer-engine serve` printed
+    on another node, the two nodes are measured. Latency is of one write at a time, from submission to the return of
+    wait(). One round of each size is verified byte by byte.
+
+    --json prints one document as `loopback` does, of schema "transfer-engine/bench/1"; with --bidirectional, "measured"
+    has "both" as well, which counts the bytes of both directions.
+    """
+    options = Options(address, chosen_transports(transports, address), nics, timeout_s)
+    rows = benchmark.plan(depth=depth, most_bytes=most_bytes)
+
+    def work(session: Session, result: TransportResult, *, progress: Progress) -> None:
+        benchmark.run_bench(session, rows, result, bidirectional=bidirectional, measure_s=seconds, progress=progress)
+
+    return _run("bench", options, rows, len(rows), work, None if as_json else report.show_bench)
+
+
+@group.command()
+@click.option("--transport", metavar="NAME", help="efa, cx7, tcp or shm.  [default: the best that works here]")
+@_nics
+@click.option("--once", is_flag=True, help="End after the first client.")
+@_as_json
+def serve(transport: str | None, nics: str | None, once: bool, as_json: bool) -> int:
+    """Wait for `loopback` and `bench` on another node, one client at a time.
+
+    The first line of standard output is the command to paste there; with --json, {"address": "te1:..."}.
+    """
+    with te.Engine(transport, nics=nics) as engine:
+        address = str(engine.address)
+        click.echo(json.dumps({"address": address}) if as_json else f"transfer-engine loopback {address}")
+        sys.stdout.flush()
+        return serve_clients(engine, once=once, log=lambda text: click.echo(text, err=True))
+
+
+def _run(command: str, options: Options, rows: list[Row], steps: int, work: _Work, show: _Show | None) -> int:
+    """Each transport in turn, then the verdict; without `show` a JSON document at the end."""
+    out = report.console()
+    results: list[TransportResult] = []
+    for transport in options.transports:
+        with report.progress_bar(transport, steps) as progress:
+            step = functools.partial(work, progress=progress)
+            result = run_transport(options, transport, sweep.buffer_bytes(rows), step)
+        results.append(result)
+        if show is not None:
+            show(out, result)
+        if result.status == Exit.INTERRUPTED:
+            break
+    status = Exit.gravest([result.status for result in results])
+    if show is None:
+        report.print_document(command, status, [result.to_dict() for result in results])
+    return status
+
+
+def _flip_of(value: str | None) -> str | None:
+    """The environment's form of --flip-byte: "1", or what to damage."""
+    return None if value in (None, "", "0") else "write" if value == "1" else value
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        status = group.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(Exit.USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(Exit.INTERRUPTED)
+    except te.TransferEngineError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(Exit.UNAVAILABLE if isinstance(error, te.TransportUnavailable) else Exit.USAGE)
+    sys.exit(status if isinstance(status, int) else Exit.OK)
+
+
+if __name__ == "__main__":
+    main()

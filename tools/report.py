@@ -1,0 +1,172 @@
+"""How results look: rich tables for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import transfer_engine as te
+
+from . import units
+from .loopback import Progress as Moved
+from .results import DIRECTIONS, Exit, Mismatch, RowResult, TransportResult
+
+_PLAIN_WIDTH = 100  # where there is no terminal whose width could be asked
+
+
+def console() -> Console:
+    """For standard output; colours only on a terminal."""
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+
+
+@contextmanager
+def progress_bar(label: str, total: int) -> Iterator[Moved]:
+    """A function that moves the bar. Nothing is shown unless standard error is a terminal."""
+    err = Console(stderr=True)
+    if not err.is_terminal:
+        yield lambda _text, _finished: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda text, finished: bar.update(task, description=f"{label}: {text}", completed=finished)
+
+
+def show_loopback(out: Console, result: TransportResult) -> None:
+    """The table of a sweep, its mismatches, and one line that sums up."""
+    if result.rows:
+        out.print(_loopback_table(result))
+    for mismatch in result.mismatches:
+        out.print(f"[bold red]wrong[/] {escape(mismatch_text(mismatch))}", soft_wrap=True)
+    out.print(_summary(result), soft_wrap=True)
+
+
+def _loopback_table(result: TransportResult) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=_title(result), title_justify="left", title_style="bold", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in ("size", "count", "bandwidth out/in", "latency p50 out/in", "p99 out/in", "verified"):
+        table.add_column(name, justify="right", no_wrap=True)
+    before = None
+    for row in result.rows:
+        if before not in (None, row.operation):
+            table.add_section()
+        before = row.operation
+        latency = [_measured(row, direction).get("latency", {}) for direction in DIRECTIONS]
+        table.add_row(
+            row.operation,
+            size_text(row),
+            str(row.count),
+            _throughput(row),
+            units.seconds(*(values.get("p50") for values in latency)),
+            units.seconds(*(values.get("p99") for values in latency)),
+            f"[bold red]{row.wrong} WRONG[/]" if row.wrong else f"{row.verified_operations} [green]ok[/]",
+        )
+    return table
+
+
+def show_bench(out: Console, result: TransportResult) -> None:
+    """One table a direction, and one line that sums up."""
+    both = any("both" in row.measured for row in result.rows)
+    for direction in DIRECTIONS if result.rows else ():
+        table = Table(box=box.SIMPLE_HEAD, title=f"{_title(result)}: {direction}", title_justify="left", pad_edge=False)
+        names = ("size", "in flight", "bandwidth", "rate", "latency p50", "p90", "p99", "p99.9")
+        for name in (*names, "both at once") if both else names:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in result.rows:
+            values = _measured(row, direction)
+            latency = values.get("latency", {})
+            cells = [units.size(row.size_bytes), str(row.count), units.bandwidth(values.get("bytes_per_s"))]
+            cells.append(units.rate(values.get("operations_per_s")))
+            cells += [units.seconds(latency.get(name)) for name in ("p50", "p90", "p99", "p99.9")]
+            if both:
+                cells.append(units.bandwidth(_measured(row, "both").get("bytes_per_s")))
+            table.add_row(*cells)
+        out.print(table)
+    for mismatch in result.mismatches:
+        out.print(f"[bold red]wrong[/] {escape(mismatch_text(mismatch))}", soft_wrap=True)
+    out.print(_summary(result), soft_wrap=True)
+
+
+def size_text(row: RowResult) -> str:
+    """A length, or the range of lengths of a mixed row."""
+    if not row.growth_bytes:
+        return units.size(row.size_bytes)
+    return f"{units.size(row.size_bytes)}..{units.size(row.size_bytes + row.growth_bytes * (row.count - 1))}"
+
+
+def _throughput(row: RowResult) -> str:
+    """Bandwidth; where nothing but notifications moves, their rate."""
+    if row.size_bytes or row.growth_bytes:
+        return units.bandwidth(*(_measured(row, direction).get("bytes_per_s") for direction in DIRECTIONS))
+    return units.rate(*(_measured(row, direction).get("operations_per_s") for direction in DIRECTIONS))
+
+
+def _measured(row: RowResult, direction: str) -> dict[str, Any]:
+    return row.measured.get(direction, {})
+
+
+def _title(result: TransportResult) -> str:
+    nics = ", ".join(result.local.get("nics", ()))
+    return f"{result.transport} ({result.local.get('provider')}, {result.local.get('library')}), nics {escape(nics)}"
+
+
+def _summary(result: TransportResult) -> str:
+    operations = sum(row.verified_operations for row in result.rows)
+    length = units.size(sum(row.verified_bytes for row in result.rows))
+    done = f"{operations} operations, {length} verified in {result.elapsed_s:.1f} s"
+    if result.status == Exit.OK:
+        return f"[bold]{result.transport}[/]: [bold green]ok[/]: every byte right: {done}"
+    if result.status == Exit.WRONG_BYTES:
+        places = len(result.mismatches)
+        return f"[bold]{result.transport}[/]: [bold red]WRONG BYTES[/] in {places} places; otherwise {done}"
+    if result.status == Exit.INTERRUPTED:
+        return f"[bold]{result.transport}[/]: interrupted; {done} before"
+    reason = escape(result.error["message"]) if result.error else "unknown"
+    word = "unavailable" if result.status == Exit.UNAVAILABLE else "FAILED"
+    return f"[bold]{result.transport}[/]: [bold red]{word}[/]: {reason}" + (
+        f"\n  before that: {done}" if operations else ""
+    )
+
+
+def mismatch_text(mismatch: Mismatch) -> str:
+    """All that is known of a mismatch, on up to three lines."""
+    case = {name: value for name, value in mismatch.case.items() if name not in ("operation", "size_bytes", "count")}
+    details = ", ".join(f"{name}={value}" for name, value in case.items() if value)
+    head = (
+        f"{mismatch.case['operation']} of {mismatch.case['size_bytes']} bytes x {mismatch.case['count']}, "
+        f"{mismatch.direction}: {mismatch.where}"
+    )
+    if mismatch.offset is None:
+        return f"{head} ({details})"
+    return (
+        f"{head}: first wrong byte at offset {mismatch.offset} (of the buffer: {mismatch.buffer_offset}), "
+        f"{mismatch.wrong_bytes} wrong\n  expected {_spaced(mismatch.expected)}\n  actual   {_spaced(mismatch.actual)}"
+        f"\n  case: {details}"
+    )
+
+
+def _spaced(digits: str | None) -> str:
+    return bytes.fromhex(digits or "").hex(" ")
+
+
+def print_document(command: str, status: int, results: list[dict[str, Any]], **more: Any) -> None:
+    """The one JSON document of a command."""
+    document = {
+        "schema": f"transfer-engine/{command}/1",
+        "version": te.__version__,
+        "ok": status == Exit.OK,
+        "status": status,
+        **more,
+        "transports": results,
+    }
+    click.echo(json.dumps(document, indent=2))
