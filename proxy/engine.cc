@@ -99,6 +99,10 @@ Error Engine::start() {
   address_.nic_count = nic_count_;
   for (uint32_t i = 0; i < nic_count_; ++i) address_.nics[i] = provider_->nic(i).address;
 
+  if (nic_count_ > 1) {
+    slab_parts_.reset(new Part[uint64_t{2} * v.operations * nic_count_]);
+    for (uint32_t i = 0; i < 2 * v.operations; ++i) slab_[i].part = &slab_parts_[uint64_t{i} * nic_count_];
+  }
   peer_capacity_ = std::min<uint32_t>(65536, v.max_peers * 16);  // entries stay after a peer has gone
   peers_.reset(new std::atomic<Peer*>[peer_capacity_]);
   for (uint32_t i = 0; i < peer_capacity_; ++i) peers_[i].store(nullptr, std::memory_order_relaxed);

@@ -151,6 +151,7 @@ class Engine {
   std::mutex remotes_mutex_;
 
   std::unique_ptr<Operation[]> slab_;
+  std::unique_ptr<Part[]> slab_parts_;
   FreeList free_operations_;
   Ring<Operation*> commands_;
   Doorbell doorbell_;

@@ -347,9 +347,11 @@ te_transfer* Engine::write_batch(std::span<const te_batch_entry> entries, int64_
   auto* block = new BatchBlock;
   block->entries.reset(new Operation[entries.size()]);
   block->remaining = static_cast<uint32_t>(entries.size());
+  if (nic_count_ > 1) block->parts.reset(new Part[entries.size() * nic_count_]);
   for (size_t i = 0; i < entries.size(); ++i) {
     Operation& op = block->entries[i];
     op.block = block;
+    if (nic_count_ > 1) op.part = &block->parts[i * nic_count_];
     op.deadline_ns = deadline;
     op.chain = i + 1 < entries.size() ? &block->entries[i + 1] : nullptr;
   }

@@ -86,6 +86,7 @@ struct Operation;
 struct BatchBlock {
   uint32_t remaining = 0;
   std::unique_ptr<Operation[]> entries;
+  std::unique_ptr<Part[]> parts;
 };
 
 struct Operation {
@@ -134,7 +135,12 @@ struct Operation {
   int64_t patience_ns = 0;           // kFence: until when the peer's own word is awaited; ended writes: when a fence is asked for
   uint32_t session = 0;              // kFence, kDisconnect: of the peer when it began
 
-  Part part[TE_MAX_NICS];
+  // One per NIC of the engine: with several NICs they lie in the slab's (or the batch's) own array, so that operations stay small.
+  Part* part = &only_part;
+  Part only_part;
+
+  Operation() = default;
+  Operation(const Operation&) = delete;
 
   // Ready for the next caller. The parts are filled in anew by plan.
   void reset() {

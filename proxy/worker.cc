@@ -160,8 +160,7 @@ void Worker::sleep() {
 
 int64_t Worker::sleep_timeout() {
   if (!scheduled_.empty() || !closings_.empty() || !rekeying_.empty()) return kTick;
-  int64_t until = now_ + kLongestSleep;
-  for (Operation* op = active_.front(); op != nullptr; op = active_.next(op)) until = std::min(until, op->deadline_ns);
+  int64_t until = std::min(now_ + kLongestSleep, next_deadline_);
   for (Peer* peer = known_.front(); peer != nullptr; peer = known_.next(peer))
     if (peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) until = std::min(until, peer->session.hello_at);
   return until - now_;
@@ -201,16 +200,20 @@ void Worker::tick() {
 }
 
 void Worker::check_deadlines() {
+  if (fences_wanted_) request_remote_fences();
+  if (now_ < next_deadline_) return;
+  next_deadline_ = INT64_MAX;
   for (Operation* op = active_.front(); op != nullptr;) {
     Operation* next = active_.next(op);
     if (!op->reported && op->deadline_ns <= now_) {
       const char* why = "the deadline passed";
       if (op->peer != nullptr && op->peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) why = "the deadline passed while the peer was being connected";
       fail(op, Status::kTimeout, why);
+    } else if (!op->reported) {
+      next_deadline_ = std::min(next_deadline_, op->deadline_ns);
     }
     op = next;
   }
-  request_remote_fences();
 }
 
 // While stopping: every peer has confirmed that it drained towards us (or is gone), and our own work towards it has ended.

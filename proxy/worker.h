@@ -217,6 +217,8 @@ class Worker {
   int64_t last_tick_ = 0;
   int64_t last_work_ = 0;
   int64_t last_heartbeat_ = 0;
+  int64_t next_deadline_ = INT64_MAX;  // no operation's deadline is earlier
+  bool fences_wanted_ = false;         // some operation has ended before it drained
   bool polled_something_ = false;
   uint32_t total_in_flight_ = 0;   // writes, reads and sends of live sessions
 

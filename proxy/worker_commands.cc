@@ -35,6 +35,7 @@ bool Worker::take_commands() {
 
 void Worker::begin(Operation* op) {
   active_.push_back(op);
+  next_deadline_ = std::min(next_deadline_, op->deadline_ns);
   if (stopping_) return fail(op, Status::kClosed, "the engine was closed");
   switch (op->kind) {
     case OperationKind::kWrite:

@@ -222,8 +222,10 @@ void Worker::orphan(Operation* op) {
 
 // Operations that ended (deadline, cancel) while work requests of theirs are still out, and stay out: ask the owner for a fence.
 void Worker::request_remote_fences() {
+  fences_wanted_ = false;
   for (Operation* op = active_.front(); op != nullptr; op = active_.next(op)) {
     if (!op->reported || op->in_flight == 0 || op->remote == nullptr || op->transfer == nullptr) continue;
+    fences_wanted_ = true;
     if (op->remote->fence_requested || !op->peer->connected()) continue;
     if (op->patience_ns == 0) op->patience_ns = deadline_after(now_, settings_.peer_timeout_ns / 3);
     if (now_ < op->patience_ns) continue;

@@ -65,7 +65,10 @@ void Worker::fail(Operation* op, Status status, const char* detail, int provider
   }
   std::erase(closings_, op);
   report(op, status, provider_status, nic, detail);
-  if (op->in_flight > 0) return;
+  if (op->in_flight > 0) {
+    fences_wanted_ = true;
+    return;
+  }
   if (op->has_slot) retire_slot(*op);
   finish(op);
 }

@@ -7,6 +7,11 @@
 #include "proxy/worker.h"
 
 namespace te {
+namespace {
+
+constexpr uint32_t kFruitless = 8;
+
+}  // namespace
 
 bool Worker::post_peer(Peer& peer) {
   bool posted = post_control(peer);
@@ -21,10 +26,12 @@ bool Worker::post_ready(Peer& peer) {
   uint32_t budget = settings_.bursts;
   const uint32_t before = total_in_flight_;
   blocked_ = 0;
-  for (Operation* op = peer.ready.front(); op != nullptr && budget > 0 && blocked_ != all_nics_;) {
+  uint32_t fruitless = 0;  // operations in a row that wait for credits or slots: those behind them most likely do too
+  for (Operation* op = peer.ready.front(); op != nullptr && budget > 0 && blocked_ != all_nics_ && fruitless < kFruitless;) {
     Operation* next = peer.ready.next(op);
     const uint32_t made = op->phase == Phase::kFlush ? generate_flush(peer, *op, budget) : generate(peer, *op, budget);
     budget -= std::min(budget, made);
+    fruitless = made == 0 ? fruitless + 1 : 0;
     op = next;
   }
   flush_batch(peer);

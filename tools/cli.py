@@ -47,6 +47,22 @@ class _Address(click.ParamType[te.Address]):
             self.fail(str(error), param, ctx)
 
 
+_LOOPBACK_JSON = """\b
+The document that --json prints; times are in seconds:
+{"schema": "transfer-engine/loopback/1", "version", "ok", "status", "transports": [
+  {"transport", "ok", "status", "elapsed_s", "error": null | {"kind", "message"},
+   "local" and "remote": {"version", "transport", "provider", "library", "nics"},
+   "rows": [
+     {"operation", "size_bytes", "count", "growth_bytes",
+      "measured": {"outgoing" and "incoming": {
+        "seconds", "bytes_per_s", "operations_per_s",
+        "latency": {"samples", "mean", "best", "p50", "p90", "p99", "p99.9", "worst"}}},
+      "verified_operations", "verified_bytes", "wrong"}],
+   "mismatches": [
+     {"case", "direction", "where", "offset", "buffer_offset", "wrong_bytes",
+      "expected", "actual"}]}]}
+"""
+
 _nics = click.option("--nics", metavar="N|NAMES", help="How many NICs to use, or their names, separated by commas.")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text for people.")
 
@@ -77,7 +93,7 @@ def group() -> None:
     """Prove and measure what transfer_engine does between two processes or two nodes."""
 
 
-@group.command()
+@group.command(epilog=_LOOPBACK_JSON)
 @_common
 @click.option("--quick", is_flag=True, help="Fewer sizes: for continuous integration.")
 @click.option(
@@ -93,7 +109,7 @@ def loopback(
     quick: bool,
     flip: str | None,
 ) -> int:
-    r"""Write, page, batch and message in both directions, and compare every byte.
+    """Write, page, batch and message in both directions, and compare every byte.
 
     Without ADDRESS a second process is started on this machine. With the ADDRESS that `transfer-engine serve` printed
     on another node, the two nodes are tested.
@@ -102,19 +118,6 @@ def loopback(
     wait(), of all pieces of a round; bandwidth is of several rounds in flight, up to the last completion and the
     receiver's counter. "verified" counts the operations of which every byte was compared, also at the odd sizes and
     offsets that a row covers besides its own.
-
-    \b
-    --json prints one document; times are in seconds:
-    {"schema": "transfer-engine/loopback/1", "version", "ok", "status", "transports": [
-     {"transport", "ok", "status", "elapsed_s", "error": null | {"kind", "message"},
-      "local" and "remote": {"version", "transport", "provider", "library", "nics"},
-      "rows": [
-       {"operation", "size_bytes", "count", "growth_bytes",
-        "measured": {"outgoing" and "incoming": {"seconds", "bytes_per_s", "operations_per_s",
-         "latency": {"samples", "mean", "best", "p50", "p90", "p99", "p99.9", "worst"}}},
-        "verified_operations", "verified_bytes", "wrong"}],
-      "mismatches": [
-       {"case", "direction", "where", "offset", "buffer_offset", "wrong_bytes", "expected", "actual"}]}]}
     """
     flip = flip or _flip_of(os.environ.get("TE_TEST_FLIP_BYTE"))
     options = Options(address, chosen_transports(transports, address), nics, timeout_s, flip)
@@ -195,7 +198,9 @@ def _run(command: str, options: Options, rows: list[Row], steps: int, work: _Wor
         results.append(result)
         if show is not None:
             show(out, result)
-        if result.status == Exit.INTERRUPTED:
+        elif result.error is not None:
+            click.echo(f"error: {transport}: {result.error['message']}", err=True)
+        if result.status in (Exit.INTERRUPTED, Exit.USAGE):
             break
     status = Exit.gravest([result.status for result in results])
     if show is None:

@@ -21,7 +21,7 @@ from . import units
 from .loopback import Progress as Moved
 from .results import DIRECTIONS, Exit, Mismatch, RowResult, TransportResult
 
-_PLAIN_WIDTH = 100  # where there is no terminal whose width could be asked
+_PLAIN_WIDTH = 120  # where there is no terminal whose width could be asked
 
 
 def console() -> Console:
@@ -48,7 +48,7 @@ def show_loopback(out: Console, result: TransportResult) -> None:
         out.print(_loopback_table(result))
     for mismatch in result.mismatches:
         out.print(f"[bold red]wrong[/] {escape(mismatch_text(mismatch))}", soft_wrap=True)
-    out.print(_summary(result), soft_wrap=True)
+    (Console(stderr=True, highlight=False) if result.error else out).print(_summary(result), soft_wrap=True)
 
 
 def _loopback_table(result: TransportResult) -> Table:
@@ -79,7 +79,7 @@ def show_bench(out: Console, result: TransportResult) -> None:
     both = any("both" in row.measured for row in result.rows)
     for direction in DIRECTIONS if result.rows else ():
         table = Table(box=box.SIMPLE_HEAD, title=f"{_title(result)}: {direction}", title_justify="left", pad_edge=False)
-        names = ("size", "in flight", "bandwidth", "rate", "latency p50", "p90", "p99", "p99.9")
+        names = ("size", "in flight", "bandwidth", "rate", "latency p50", "p99", "p99.9")
         for name in (*names, "both at once") if both else names:
             table.add_column(name, justify="right", no_wrap=True)
         for row in result.rows:
@@ -87,14 +87,14 @@ def show_bench(out: Console, result: TransportResult) -> None:
             latency = values.get("latency", {})
             cells = [units.size(row.size_bytes), str(row.count), units.bandwidth(values.get("bytes_per_s"))]
             cells.append(units.rate(values.get("operations_per_s")))
-            cells += [units.seconds(latency.get(name)) for name in ("p50", "p90", "p99", "p99.9")]
+            cells += [units.seconds(latency.get(name)) for name in ("p50", "p99", "p99.9")]
             if both:
                 cells.append(units.bandwidth(_measured(row, "both").get("bytes_per_s")))
             table.add_row(*cells)
         out.print(table)
     for mismatch in result.mismatches:
         out.print(f"[bold red]wrong[/] {escape(mismatch_text(mismatch))}", soft_wrap=True)
-    out.print(_summary(result), soft_wrap=True)
+    (Console(stderr=True, highlight=False) if result.error else out).print(_summary(result), soft_wrap=True)
 
 
 def size_text(row: RowResult) -> str:

@@ -53,7 +53,7 @@ class Session:
         mine, theirs = (sender, receiver) if outgoing else (receiver, sender)
         self._channel.send({"do": theirs, "case": case.to_dict(), "rounds": rounds}, timeout_s=self._timeout_s)
         try:
-            result = self.local.steps[mine](case, rounds)
+            result = self.local.step(mine)(case, rounds)
         except te.TransferEngineError:
             self._raise_better_reason()
             raise
@@ -155,7 +155,7 @@ def _follow(channel: Channel, side: Side, timeout_s: float) -> bool:
             channel.send({"done": {}}, timeout_s=timeout_s)
             return True
         try:
-            step, case = side.steps[request["do"]], Case.from_dict(request["case"])
+            step, case = side.step(request["do"]), Case.from_dict(request["case"])
             side.ensure_fits(case)
             answer = {"done": step(case, int(request["rounds"]))}
         except (te.TransferEngineError, KeyError, TypeError, ValueError, MemoryError) as error:

@@ -26,6 +26,8 @@ _IN_FLIGHT_BYTES = 64 * MIB  # of measured rounds, unless one round has more
 _SHOWN = 16  # bytes of evidence
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9}
 
+STEPS = ("load", "prepare", "latency", "bandwidth", "absorb", "exchange", "transmit", "verify")
+
 Step = Callable[[Case, int], dict[str, Any]]
 Submit = Callable[[], list[te.Transfer]]
 
@@ -59,13 +61,17 @@ class Side:
         self._remote: te.RegionDescriptor
         self._notify: te.CounterDescriptor
         self._acknowledge: te.CounterDescriptor
-        self.steps: dict[str, Step] = {
-            step.__name__: step
-            for step in (
-                self.load, self.prepare, self.latency, self.bandwidth, self.absorb, self.exchange, self.transmit,
-                self.verify,
-            )
-        }  # fmt: skip
+
+    def step(self, name: str) -> Step:
+        """One of `STEPS`, bound to this side. (Kept bound they would make a cycle, and memory would outlive its use.)
+
+        Raises:
+            ValueError: no such step.
+        """
+        if name not in STEPS:
+            raise ValueError(f"no such step: {name!r}")
+        step: Step = getattr(self, name)
+        return step
 
     def offer(self) -> dict[str, str]:
         """What the other side needs in order to write here."""

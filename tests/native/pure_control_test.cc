@@ -280,7 +280,7 @@ TEST_CASE("pure: control: every record comes back, alone and in a row") {
       CHECK(alone.left() == 0);
       CHECK(same(records.back(), back));
       for (size_t length = 0; length < bytes.size(); ++length) {
-        Reader cut(std::span(bytes).first(length));
+        Reader cut{std::span(bytes).first(length)};
         CHECK_FALSE(decode(&cut, &back));
       }
     }
