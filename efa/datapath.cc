@@ -141,7 +141,7 @@ uint32_t Nic::read_queue(std::span<Completion> out) {
   if (got == -FI_EAVAIL && !out.empty()) [[unlikely]]
     return read_error(&out[0]);
   if (got < 0 && got != -FI_EAGAIN && got != -FI_EAVAIL) [[unlikely]]
-    description_.up = false;
+    up_.store(false, std::memory_order_relaxed);
   return 0;
 }
 

@@ -7,6 +7,7 @@
 #include "efa/selection.h"
 
 #ifdef TE_HAVE_LIBFABRIC
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -25,7 +26,11 @@ class Nic {
   Nic& operator=(const Nic&) = delete;
 
   const Capabilities& capabilities() const { return capabilities_; }
-  const NicInfo& info() const { return description_; }
+  NicInfo info() const {
+    NicInfo info = description_;
+    info.up = up_.load(std::memory_order_relaxed);
+    return info;
+  }
   std::string provider_name() const { return info_->fabric_attr->prov_name; }
 
   Error register_memory(const MemorySpan& span, MemoryKey* key);
@@ -97,6 +102,7 @@ class Nic {
   const bool may_emulate_;
   InfoPtr info_;
   NicInfo description_;
+  std::atomic<bool> up_{true};  // false once the completion queue itself has failed
   Capabilities capabilities_;
 
   std::mutex memory_mutex_;  // guards objects_.memory
