@@ -8,7 +8,8 @@ namespace te {
 namespace {
 
 bool has_serial(RecordType type) {
-  return type != RecordType::kSlots && type != RecordType::kRetireSlot && type != RecordType::kBye && type != RecordType::kByeDone;
+  return type != RecordType::kSlots && type != RecordType::kRetireSlot && type != RecordType::kBye &&
+         type != RecordType::kByeDone;
 }
 
 void write_keys(Writer* out, const Record& r) {
@@ -120,7 +121,8 @@ bool decode(std::span<const uint8_t> body, Hello* h) {
   h->message_queue_bytes = in.get<uint64_t>();
   h->max_message_bytes = in.get<uint64_t>();
   if (!read_ids(&in, &h->slots, kMaxHelloSlots)) return false;
-  return in.ok() && in.left() == 0 && h->immediate_window > 0 && h->message_window > 0 && h->fragment_bytes > kHeaderBytes + sizeof(uint64_t);
+  return in.ok() && in.left() == 0 && h->immediate_window > 0 && h->message_window > 0 &&
+         h->fragment_bytes > kHeaderBytes + sizeof(uint64_t);
 }
 
 std::vector<uint8_t> encode(const Reject& r) {
@@ -171,23 +173,33 @@ std::vector<uint8_t> encode(const Record& r) {
       out.put(r.id);
       out.put(r.index);
       break;
-    case RecordType::kRevokeRegion: out.put(static_cast<uint8_t>(r.temporary)); break;
-    case RecordType::kFenced: out.put(static_cast<uint8_t>(r.granted)); break;
-    case RecordType::kBye: out.put(static_cast<uint8_t>(r.for_good)); break;
-    case RecordType::kSlots: write_ids(&out, r.ids); break;
+    case RecordType::kRevokeRegion:
+      out.put(static_cast<uint8_t>(r.temporary));
+      break;
+    case RecordType::kFenced:
+      out.put(static_cast<uint8_t>(r.granted));
+      break;
+    case RecordType::kBye:
+      out.put(static_cast<uint8_t>(r.for_good));
+      break;
+    case RecordType::kSlots:
+      write_ids(&out, r.ids);
+      break;
     case RecordType::kRetireSlot:
       out.put(r.id);
       out.put(r.delivered);
       out.put(static_cast<uint8_t>(r.unknown));
       break;
-    default: break;
+    default:
+      break;
   }
   return std::move(out.bytes());
 }
 
 bool decode(Reader* in, Record* r) {
   const auto type = in->get<uint8_t>();
-  if (type < static_cast<uint8_t>(RecordType::kAttachRegion) || type > static_cast<uint8_t>(RecordType::kByeDone)) return false;
+  if (type < static_cast<uint8_t>(RecordType::kAttachRegion) || type > static_cast<uint8_t>(RecordType::kByeDone))
+    return false;
   *r = Record{};
   r->type = static_cast<RecordType>(type);
   if (has_serial(r->type)) r->serial = in->get<uint64_t>();
@@ -205,7 +217,9 @@ bool decode(Reader* in, Record* r) {
     case RecordType::kRevokeRegion:
       if (!read_flag(in, &r->temporary)) return false;
       break;
-    case RecordType::kFenced: granted = in->get<uint8_t>(); break;
+    case RecordType::kFenced:
+      granted = in->get<uint8_t>();
+      break;
     case RecordType::kBye:
       if (!read_flag(in, &r->for_good)) return false;
       break;
@@ -217,7 +231,8 @@ bool decode(Reader* in, Record* r) {
       r->delivered = in->get<uint8_t>();
       if (!read_flag(in, &r->unknown)) return false;
       break;
-    default: break;
+    default:
+      break;
   }
   if (granted > static_cast<uint8_t>(Grant::kExhausted)) return false;
   r->granted = static_cast<Grant>(granted);

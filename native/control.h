@@ -35,12 +35,12 @@ enum class MessageType : uint8_t {
 
 struct MessageHeader {
   MessageType type = MessageType::kAck;
-  bool first_fragment = false;     // kFragment: the body begins with the message's length
+  bool first_fragment = false;       // kFragment: the body begins with the message's length
   uint32_t target_index = kNoIndex;  // the receiver's index of the sender, as it said in its hello
-  uint64_t token = 0;              // the receiver's token of this session: strays and ghosts do not know it
-  uint32_t sequence = 0;           // sequenced types
-  uint32_t acknowledged = 0;       // all sequence numbers up to this one were received
-  uint64_t consumed_bytes = 0;     // user message bytes that the application has taken, ever, in this session
+  uint64_t token = 0;                // the receiver's token of this session: strays and ghosts do not know it
+  uint32_t sequence = 0;             // sequenced types
+  uint32_t acknowledged = 0;         // all sequence numbers up to this one were received
+  uint64_t consumed_bytes = 0;       // user message bytes that the application has taken, ever, in this session
   uint32_t body_bytes = 0;
 };
 
@@ -55,14 +55,14 @@ struct Hello {
   te_address sender{};
   uint32_t sender_index = kNoIndex;  // to be used as target_index towards the sender
   uint64_t sender_token = 0;
-  uint64_t echo_token = 0;           // kHelloAck: the token of the hello that it answers
-  uint32_t session = 0;              // rises with each session that the sender opens with anybody
+  uint64_t echo_token = 0;  // kHelloAck: the token of the hello that it answers
+  uint32_t session = 0;     // rises with each session that the sender opens with anybody
   uint32_t immediate_window = 0;
   uint32_t message_window = 0;
-  uint32_t fragment_bytes = 0;       // length of the sender's receive buffers
+  uint32_t fragment_bytes = 0;  // length of the sender's receive buffers
   uint64_t message_queue_bytes = 0;
   uint64_t max_message_bytes = 0;
-  std::vector<uint16_t> slots;       // assembly slots granted
+  std::vector<uint16_t> slots;  // assembly slots granted
 };
 inline constexpr uint32_t kMaxHelloSlots = 64;
 
@@ -85,19 +85,19 @@ uint32_t write_counts(const ImmediateCounts& counts, uint32_t nics, std::span<ui
 bool read_counts(std::span<const uint8_t> body, ImmediateCounts* counts, uint32_t* nics);
 
 enum class RecordType : uint8_t {
-  kAttachRegion = 1,    // serial
-  kRegionAttached = 2,  // serial, granted, length, keys
-  kAttachCounter = 3,   // serial
-  kCounterAttached = 4, // serial, granted, id, index
-  kRevokeRegion = 5,    // serial, temporary: the holder may attach again
-  kRegionRevoked = 6,   // serial: nothing of the holder is in flight any more
-  kRevokeCounter = 7,   // serial
-  kCounterRevoked = 8,  // serial
-  kSlots = 9,           // ids that the holder may use (again)
-  kRetireSlot = 10,     // id, delivered, unknown
-  kFence = 11,          // serial: make sure that nothing of mine lands in this region any more
-  kFenced = 12,         // serial, granted
-  kBye = 13,            // for_good; no more work from here; drain towards me and say so
+  kAttachRegion = 1,     // serial
+  kRegionAttached = 2,   // serial, granted, length, keys
+  kAttachCounter = 3,    // serial
+  kCounterAttached = 4,  // serial, granted, id, index
+  kRevokeRegion = 5,     // serial, temporary: the holder may attach again
+  kRegionRevoked = 6,    // serial: nothing of the holder is in flight any more
+  kRevokeCounter = 7,    // serial
+  kCounterRevoked = 8,   // serial
+  kSlots = 9,            // ids that the holder may use (again)
+  kRetireSlot = 10,      // id, delivered, unknown
+  kFence = 11,           // serial: make sure that nothing of mine lands in this region any more
+  kFenced = 12,          // serial, granted
+  kBye = 13,             // for_good; no more work from here; drain towards me and say so
   kByeDone = 14
 };
 
@@ -107,16 +107,16 @@ struct Record {
   RecordType type = RecordType::kBye;
   Grant granted = Grant::kRefused;
   bool temporary = false;
-  bool for_good = false;     // kBye: this engine closes; it will not be back under this generation
-  bool unknown = false;      // kRetireSlot: some part may or may not have landed
-  uint8_t delivered = 0;     // kRetireSlot: parts whose immediate certainly arrives
+  bool for_good = false;  // kBye: this engine closes; it will not be back under this generation
+  bool unknown = false;   // kRetireSlot: some part may or may not have landed
+  uint8_t delivered = 0;  // kRetireSlot: parts whose immediate certainly arrives
   uint8_t nics = 0;
   uint16_t id = 0;
   uint16_t index = 0;
   uint64_t serial = 0;
   uint64_t length = 0;
   std::array<uint64_t, TE_MAX_NICS> base{}, key{};
-  std::vector<uint16_t> ids; // kSlots
+  std::vector<uint16_t> ids;  // kSlots
 };
 
 std::vector<uint8_t> encode(const Record& record);

@@ -35,8 +35,8 @@ struct Capabilities {
   bool device_memory = false;      // register_memory takes GPU memory
   bool connected_paths = false;    // open_path only starts a bootstrap; kPathUp or kPathDown follows
   bool immediate_consumes_receive = false;  // the provider keeps receives for immediates by itself
-  bool same_process_only = false;  // the simulated fabric
-  bool reports_dead_peer = false;  // a work request to a dead peer is certain to complete with an error
+  bool same_process_only = false;           // the simulated fabric
+  bool reports_dead_peer = false;           // a work request to a dead peer is certain to complete with an error
 };
 
 // A registered span of memory on one NIC.
@@ -68,7 +68,8 @@ enum class Opcode : uint8_t { kWrite, kWriteImmediate, kRead, kSend };
 
 struct WorkRequest {
   Opcode opcode = Opcode::kWrite;
-  bool more = false;  // another request for this NIC follows at once: the doorbell may wait. Never set on the last of a batch.
+  bool more =
+      false;  // another request for this NIC follows at once: the doorbell may wait. Never set on the last of a batch.
   uint32_t immediate = 0;
   PathId path = kNoPath;
   void* local = nullptr;  // may be null when length is 0
@@ -112,17 +113,17 @@ struct NicInfo {
 
 // How to open a provider: a copy of the settings that concern it.
 struct ProviderOptions {
-  std::string transport;                // "tcp", "shm", "efa", ...
-  std::vector<std::string> nics;        // names asked for; empty: choose
-  uint32_t nic_count = 0;               // 0: as many as named, else the provider's choice
-  std::string sim;                      // options of the simulated fabric
-  uint32_t nic_depth = 0;               // 0: the provider's
-  uint32_t completion_depth = 0;        // entries wanted in each completion queue; 0: the provider's
-  uint64_t chunk_bytes = 0;             // 0: the provider's
+  std::string transport;          // "tcp", "shm", "efa", ...
+  std::vector<std::string> nics;  // names asked for; empty: choose
+  uint32_t nic_count = 0;         // 0: as many as named, else the provider's choice
+  std::string sim;                // options of the simulated fabric
+  uint32_t nic_depth = 0;         // 0: the provider's
+  uint32_t completion_depth = 0;  // entries wanted in each completion queue; 0: the provider's
+  uint64_t chunk_bytes = 0;       // 0: the provider's
   uint16_t port_low = 0, port_high = 0;
-  bool want_wait_fd = true;             // false: busy polling, no need for wait objects
+  bool want_wait_fd = true;  // false: busy polling, no need for wait objects
   uint8_t identity[16] = {};
-  uint64_t generation = 0;              // goes into addresses where two starts at one address must be told apart
+  uint64_t generation = 0;  // goes into addresses where two starts at one address must be told apart
 };
 
 class Provider {
@@ -148,7 +149,8 @@ class Provider {
   // Posts in order, stops at the first refusal.
   virtual PostResult post(uint32_t nic, std::span<const WorkRequest> requests) = 0;
   // Busy means: no room for another receive.
-  virtual PostResult post_receive(uint32_t nic, void* buffer, uint64_t length, uint64_t local_key, WorkContext* context) = 0;
+  virtual PostResult post_receive(uint32_t nic, void* buffer, uint64_t length, uint64_t local_key,
+                                  WorkContext* context) = 0;
   // Takes up to out.size() completions and makes the NIC progress. Never blocks.
   virtual uint32_t poll(uint32_t nic, std::span<Completion> out) = 0;
 

@@ -8,26 +8,46 @@ namespace te {
 
 const char* status_name(Status status) {
   switch (status) {
-    case Status::kOk: return "ok";
-    case Status::kAgain: return "again";
-    case Status::kArgument: return "argument";
-    case Status::kRange: return "range";
-    case Status::kConfig: return "config";
-    case Status::kTransportUnavailable: return "transport unavailable";
-    case Status::kRegistration: return "registration";
-    case Status::kPeerUnreachable: return "peer unreachable";
-    case Status::kPeerLost: return "peer lost";
-    case Status::kPeerRestarted: return "peer restarted";
-    case Status::kRemoteAccess: return "remote access";
-    case Status::kRegionClosed: return "region closed";
-    case Status::kTimeout: return "timeout";
-    case Status::kCancelled: return "cancelled";
-    case Status::kTransport: return "transport";
-    case Status::kClosed: return "closed";
-    case Status::kForked: return "forked";
-    case Status::kExhausted: return "exhausted";
-    case Status::kDescriptor: return "descriptor";
-    case Status::kUnsupported: return "unsupported";
+    case Status::kOk:
+      return "ok";
+    case Status::kAgain:
+      return "again";
+    case Status::kArgument:
+      return "argument";
+    case Status::kRange:
+      return "range";
+    case Status::kConfig:
+      return "config";
+    case Status::kTransportUnavailable:
+      return "transport unavailable";
+    case Status::kRegistration:
+      return "registration";
+    case Status::kPeerUnreachable:
+      return "peer unreachable";
+    case Status::kPeerLost:
+      return "peer lost";
+    case Status::kPeerRestarted:
+      return "peer restarted";
+    case Status::kRemoteAccess:
+      return "remote access";
+    case Status::kRegionClosed:
+      return "region closed";
+    case Status::kTimeout:
+      return "timeout";
+    case Status::kCancelled:
+      return "cancelled";
+    case Status::kTransport:
+      return "transport";
+    case Status::kClosed:
+      return "closed";
+    case Status::kForked:
+      return "forked";
+    case Status::kExhausted:
+      return "exhausted";
+    case Status::kDescriptor:
+      return "descriptor";
+    case Status::kUnsupported:
+      return "unsupported";
   }
   return "unknown";
 }

@@ -47,7 +47,8 @@ inline bool random_bytes(void* out, size_t length) {
 // Sleeps while *word == expected, until a wake or the time-out. Spurious returns are allowed: callers loop.
 inline void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns) {
   timespec t{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, timeout_ns < 0 ? nullptr : &t, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, timeout_ns < 0 ? nullptr : &t,
+          nullptr, 0);
 }
 
 inline void futex_wake_all(std::atomic<uint32_t>* word) {

@@ -44,14 +44,15 @@ typedef enum te_status {
   TE_ERR_TIMEOUT = -11,
   TE_ERR_CANCELLED = -12,
   TE_ERR_TRANSPORT = -13,
-  TE_ERR_CLOSED = -14,               /* the engine (or counter) was closed */
-  TE_ERR_FORKED = -15,               /* the handle belongs to the parent of this process */
-  TE_ERR_EXHAUSTED = -16,            /* a fixed table is full: ids, regions, peers, slots */
-  TE_ERR_DESCRIPTOR = -17            /* foreign, truncated or damaged bytes */
+  TE_ERR_CLOSED = -14,    /* the engine (or counter) was closed */
+  TE_ERR_FORKED = -15,    /* the handle belongs to the parent of this process */
+  TE_ERR_EXHAUSTED = -16, /* a fixed table is full: ids, regions, peers, slots */
+  TE_ERR_DESCRIPTOR = -17 /* foreign, truncated or damaged bytes */
 } te_status;
 
 typedef struct te_engine te_engine;
-typedef struct te_transfer te_transfer; /* the outcome of one operation; owned by the caller until te_transfer_release */
+typedef struct te_transfer
+    te_transfer; /* the outcome of one operation; owned by the caller until te_transfer_release */
 
 typedef struct te_error {
   int32_t status;          /* te_status */
@@ -68,15 +69,15 @@ enum { TE_CORE_AUTO = -1, TE_CORE_NONE = -2 };
 
 /* Zero (or NULL) in a field that says so means "choose". te_settings_defaults fills all of it. */
 typedef struct te_settings {
-  uint32_t struct_bytes;        /* sizeof(te_settings) of the caller; checked */
-  uint32_t nic_count;           /* 0: as many as `nics` names, else the transport's choice */
-  const char *transport;        /* "sim" | "tcp" | "shm" | "efa" | "cx7" */
-  const char *nics;             /* comma-separated interface names, addresses or device names; NULL or "": choose */
-  const char *sim;              /* options of the simulated fabric, "key=value,..."; NULL: none */
-  uint8_t identity[16];         /* all zero: random */
-  int64_t default_timeout_ns;   /* deadline of a transfer that names none */
-  int64_t connect_timeout_ns;   /* until PEER_UNREACHABLE */
-  int64_t peer_timeout_ns;      /* silence after which a peer is lost */
+  uint32_t struct_bytes;      /* sizeof(te_settings) of the caller; checked */
+  uint32_t nic_count;         /* 0: as many as `nics` names, else the transport's choice */
+  const char *transport;      /* "sim" | "tcp" | "shm" | "efa" | "cx7" */
+  const char *nics;           /* comma-separated interface names, addresses or device names; NULL or "": choose */
+  const char *sim;            /* options of the simulated fabric, "key=value,..."; NULL: none */
+  uint8_t identity[16];       /* all zero: random */
+  int64_t default_timeout_ns; /* deadline of a transfer that names none */
+  int64_t connect_timeout_ns; /* until PEER_UNREACHABLE */
+  int64_t peer_timeout_ns;    /* silence after which a peer is lost */
   int64_t close_timeout_ns;
   int64_t spin_ns;              /* adaptive polling: spin this long before sleeping */
   uint32_t polling;             /* TE_POLL_* */
@@ -94,7 +95,7 @@ typedef struct te_settings {
   uint64_t shard_bytes;         /* a write is cut over k NICs when each part has at least this much */
   uint32_t page_immediates;     /* TE_PAGES_* */
   uint32_t max_peers;
-  uint32_t max_regions;         /* local regions, and as many remote ones */
+  uint32_t max_regions; /* local regions, and as many remote ones */
   uint32_t max_counters;
   uint16_t port_low, port_high; /* listening ports to use; 0, 0: any */
   uint32_t bursts;              /* work requests posted towards one peer before others get their turn */
@@ -114,13 +115,13 @@ typedef struct te_address {
 } te_address;
 
 typedef struct te_region_descriptor {
-  te_address address;   /* of the engine that owns the region */
-  uint64_t serial;      /* never reused by that engine */
-  uint64_t length;      /* bytes */
-  int32_t device_kind;  /* TE_DEVICE_* */
+  te_address address;  /* of the engine that owns the region */
+  uint64_t serial;     /* never reused by that engine */
+  uint64_t length;     /* bytes */
+  int32_t device_kind; /* TE_DEVICE_* */
   int32_t device_index;
-  uint64_t base[16];    /* per NIC: the address that offset 0 has on the wire */
-  uint64_t key[16];     /* per NIC: the remote key */
+  uint64_t base[16]; /* per NIC: the address that offset 0 has on the wire */
+  uint64_t key[16];  /* per NIC: the remote key */
 } te_region_descriptor;
 
 typedef struct te_counter_descriptor {
@@ -134,24 +135,24 @@ typedef struct te_engine_info {
   uint8_t identity[16];
   uint64_t generation;
   uint32_t nic_count;
-  uint32_t polling;             /* TE_POLL_BUSY or TE_POLL_ADAPTIVE: what was chosen */
-  int32_t core;                 /* CPU of the worker, -1 when it is not pinned */
-  uint32_t delivery_complete;   /* 1: completion of a write proves that it was placed */
-  uint32_t ordered_writes;      /* 1: writes of one NIC to one peer are placed in order */
-  uint32_t keys_enforced;       /* 1: the network refuses a stale key */
+  uint32_t polling;           /* TE_POLL_BUSY or TE_POLL_ADAPTIVE: what was chosen */
+  int32_t core;               /* CPU of the worker, -1 when it is not pinned */
+  uint32_t delivery_complete; /* 1: completion of a write proves that it was placed */
+  uint32_t ordered_writes;    /* 1: writes of one NIC to one peer are placed in order */
+  uint32_t keys_enforced;     /* 1: the network refuses a stale key */
   uint32_t max_message_fragment;
-  uint32_t wait_fd;             /* 1: the transport can sleep */
-  uint64_t max_write_bytes;     /* longest single work request */
+  uint32_t wait_fd;         /* 1: the transport can sleep */
+  uint64_t max_write_bytes; /* longest single work request */
   char transport[64];
-  char provider[64];            /* e.g. "net", "tcp;ofi_rxm", "shm" */
-  char library[64];             /* e.g. "libfabric 1.17.0" */
+  char provider[64]; /* e.g. "net", "tcp;ofi_rxm", "shm" */
+  char library[64];  /* e.g. "libfabric 1.17.0" */
 } te_engine_info;
 
 typedef struct te_nic_info {
   char name[64];
   te_nic_address address;
   uint32_t up;
-  uint32_t depth;               /* work requests that may be in flight */
+  uint32_t depth; /* work requests that may be in flight */
   uint32_t in_flight;
   uint64_t writes, write_bytes, sends, receives, immediates, reads, errors, busy; /* busy: posts refused for now */
 } te_nic_info;
@@ -160,11 +161,11 @@ enum { TE_PEER_IDLE = 0, TE_PEER_CONNECTING = 1, TE_PEER_CONNECTED = 2, TE_PEER_
 
 typedef struct te_peer_info {
   te_address address;
-  uint32_t state;               /* TE_PEER_* */
-  uint32_t operations;          /* submitted and unfinished */
-  uint32_t in_flight;           /* work requests */
+  uint32_t state;      /* TE_PEER_* */
+  uint32_t operations; /* submitted and unfinished */
+  uint32_t in_flight;  /* work requests */
   uint64_t writes, write_bytes, messages_sent, messages_received, immediates_received, errors;
-  int64_t silence_ns;           /* since the last sign of life */
+  int64_t silence_ns; /* since the last sign of life */
 } te_peer_info;
 
 typedef struct te_stats {
@@ -182,19 +183,19 @@ enum {
 typedef struct te_event {
   uint32_t kind;
   int32_t peer;
-  uint64_t user;          /* of te_transfer_notify */
+  uint64_t user; /* of te_transfer_notify */
   te_transfer *transfer;
 } te_event;
 
 typedef struct te_message {
-  int32_t peer;           /* the sender's index: te_peer_info gives its address */
+  int32_t peer; /* the sender's index: te_peer_info gives its address */
   uint64_t length;
-  const uint8_t *data;    /* valid until te_message_release */
+  const uint8_t *data; /* valid until te_message_release */
   void *owner;
 } te_message;
 
-enum { TE_NONE = 0xFFFFFFFFu };              /* "no counter" */
-enum { TE_FLAG_FLUSH = 1 };                  /* a read behind the write, on the same queue, before it counts as done */
+enum { TE_NONE = 0xFFFFFFFFu }; /* "no counter" */
+enum { TE_FLAG_FLUSH = 1 };     /* a read behind the write, on the same queue, before it counts as done */
 
 /* One contiguous write. Handles: region from te_region_register, remote from te_remote_region, counter from te_remote_counter. */
 typedef struct te_write_args {
@@ -212,7 +213,7 @@ typedef struct te_page_args {
 } te_page_args;
 
 typedef struct te_batch_entry {
-  uint32_t is_pages;       /* 0: `write`, 1: `pages` */
+  uint32_t is_pages; /* 0: `write`, 1: `pages` */
   te_write_args write;
   te_page_args pages;
 } te_batch_entry;
@@ -226,11 +227,14 @@ void te_settings_defaults(te_settings *settings);
 int32_t te_transport_probe(const char *transport, te_engine_info *info, te_error *error);
 
 /* --- bytes that travel ------------------------------------------------------------------------------------------------- */
-int32_t te_address_encode(const te_address *address, uint8_t *bytes, uint64_t capacity, uint64_t *length, te_error *error);
+int32_t te_address_encode(const te_address *address, uint8_t *bytes, uint64_t capacity, uint64_t *length,
+                          te_error *error);
 int32_t te_address_decode(const uint8_t *bytes, uint64_t length, te_address *address, te_error *error);
-int32_t te_region_descriptor_encode(const te_region_descriptor *d, uint8_t *bytes, uint64_t capacity, uint64_t *length, te_error *error);
+int32_t te_region_descriptor_encode(const te_region_descriptor *d, uint8_t *bytes, uint64_t capacity, uint64_t *length,
+                                    te_error *error);
 int32_t te_region_descriptor_decode(const uint8_t *bytes, uint64_t length, te_region_descriptor *d, te_error *error);
-int32_t te_counter_descriptor_encode(const te_counter_descriptor *d, uint8_t *bytes, uint64_t capacity, uint64_t *length, te_error *error);
+int32_t te_counter_descriptor_encode(const te_counter_descriptor *d, uint8_t *bytes, uint64_t capacity,
+                                     uint64_t *length, te_error *error);
 int32_t te_counter_descriptor_decode(const uint8_t *bytes, uint64_t length, te_counter_descriptor *d, te_error *error);
 
 /* --- engine ---------------------------------------------------------------------------------------------------------- */
@@ -268,7 +272,8 @@ int32_t te_counter_wait(te_engine *engine, uint32_t counter, uint64_t at_least, 
 te_transfer *te_counter_reached(te_engine *engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
                                 const int32_t *peers, uint32_t peer_count, te_error *error);
 int32_t te_counter_close(te_engine *engine, uint32_t counter, int64_t timeout_ns, te_error *error);
-int32_t te_remote_counter(te_engine *engine, const te_counter_descriptor *descriptor, uint32_t *counter, te_error *error);
+int32_t te_remote_counter(te_engine *engine, const te_counter_descriptor *descriptor, uint32_t *counter,
+                          te_error *error);
 
 /* --- peers -------------------------------------------------------------------------------------------------------------- */
 /* The index of the peer with this address; does not connect. The same identity and generation give the same index. */
@@ -282,12 +287,15 @@ te_transfer *te_peer_fence(te_engine *engine, int32_t peer, int64_t timeout_ns, 
 
 /* --- transfers: NULL means refused, with the reason in `error` and nothing posted. TE_AGAIN as the reason: no operation slot was
  * free for 50 ms (setting `operations`, or `operations_per_peer`); call again, or give up. te_send copies the data during the call. --- */
-te_transfer *te_write(te_engine *engine, uint32_t region, uint64_t source_offset, uint32_t remote, uint64_t target_offset,
-                      uint64_t length, uint32_t counter, uint32_t flags, int64_t timeout_ns, te_error *error);
+te_transfer *te_write(te_engine *engine, uint32_t region, uint64_t source_offset, uint32_t remote,
+                      uint64_t target_offset, uint64_t length, uint32_t counter, uint32_t flags, int64_t timeout_ns,
+                      te_error *error);
 te_transfer *te_write_pages(te_engine *engine, const te_page_args *pages, int64_t timeout_ns, te_error *error);
 /* All entries are checked before the first is posted; one transfer for all of them. */
-te_transfer *te_write_batch(te_engine *engine, const te_batch_entry *entries, uint64_t count, int64_t timeout_ns, te_error *error);
-te_transfer *te_send(te_engine *engine, int32_t peer, const void *data, uint64_t length, int64_t timeout_ns, te_error *error);
+te_transfer *te_write_batch(te_engine *engine, const te_batch_entry *entries, uint64_t count, int64_t timeout_ns,
+                            te_error *error);
+te_transfer *te_send(te_engine *engine, int32_t peer, const void *data, uint64_t length, int64_t timeout_ns,
+                     te_error *error);
 
 /* TE_OK once ended (see te_transfer_result), TE_AGAIN after timeout_ns. Spins briefly, then sleeps. */
 int32_t te_transfer_wait(te_transfer *transfer, int64_t timeout_ns);
@@ -302,12 +310,14 @@ int32_t te_transfer_cancel(te_transfer *transfer);
 void te_transfer_release(te_transfer *transfer);
 
 /* --- messages ----------------------------------------------------------------------------------------------------------- */
-int32_t te_message_receive(te_engine *engine, int64_t timeout_ns, te_message *message, te_error *error); /* TE_AGAIN: none came */
+int32_t te_message_receive(te_engine *engine, int64_t timeout_ns, te_message *message,
+                           te_error *error); /* TE_AGAIN: none came */
 void te_message_release(te_engine *engine, te_message *message);
 
 /* --- events, for one dispatcher thread --------------------------------------------------------------------------------------- */
 /* Waits up to timeout_ns, then fetches up to `capacity`. TE_AGAIN: none. TE_ERR_CLOSED: the engine has closed and all were fetched. */
-int32_t te_events_fetch(te_engine *engine, int64_t timeout_ns, te_event *events, uint32_t capacity, uint32_t *count, te_error *error);
+int32_t te_events_fetch(te_engine *engine, int64_t timeout_ns, te_event *events, uint32_t capacity, uint32_t *count,
+                        te_error *error);
 int32_t te_events_wake(te_engine *engine); /* makes a waiting te_events_fetch return TE_AGAIN */
 
 /* END CDEF */

@@ -12,9 +12,12 @@ constexpr size_t kEnvelopeBytes = 8;
 
 const char* kind_name(Kind kind) {
   switch (kind) {
-    case Kind::kAddress: return "address";
-    case Kind::kRegion: return "region descriptor";
-    case Kind::kCounter: return "counter descriptor";
+    case Kind::kAddress:
+      return "address";
+    case Kind::kRegion:
+      return "region descriptor";
+    case Kind::kCounter:
+      return "counter descriptor";
   }
   return "?";
 }
@@ -46,19 +49,27 @@ std::vector<uint8_t> close_envelope(Writer* out) {
 Error open_body(std::span<const uint8_t> bytes, Kind kind, std::span<const uint8_t>* body) {
   const char* what = kind_name(kind);
   if (bytes.size() < kEnvelopeBytes)
-    return Error(Status::kDescriptor, format("not a %s: %zu bytes, at least %zu are needed", what, bytes.size(), kEnvelopeBytes));
-  if (bytes[0] != 't' || bytes[1] != 'e') return Error(Status::kDescriptor, format("not a %s: it begins with 0x%02x%02x", what, bytes[0], bytes[1]));
-  if (bytes[2] != static_cast<uint8_t>(kind)) return Error(Status::kDescriptor, format("not a %s: kind 0x%02x", what, bytes[2]));
+    return Error(Status::kDescriptor,
+                 format("not a %s: %zu bytes, at least %zu are needed", what, bytes.size(), kEnvelopeBytes));
+  if (bytes[0] != 't' || bytes[1] != 'e')
+    return Error(Status::kDescriptor, format("not a %s: it begins with 0x%02x%02x", what, bytes[0], bytes[1]));
+  if (bytes[2] != static_cast<uint8_t>(kind))
+    return Error(Status::kDescriptor, format("not a %s: kind 0x%02x", what, bytes[2]));
   if (bytes[3] != kWireVersion)
-    return Error(Status::kDescriptor, format("%s of version %u, this build reads version %u: use the same release on both sides", what, bytes[3], kWireVersion));
+    return Error(Status::kDescriptor,
+                 format("%s of version %u, this build reads version %u: use the same release on both sides", what,
+                        bytes[3], kWireVersion));
   Reader tail(bytes.last(4));
   if (tail.get<uint32_t>() != crc32c(bytes.first(bytes.size() - 4)))
-    return Error(Status::kDescriptor, format("damaged or truncated %s of %zu bytes: its checksum does not match", what, bytes.size()));
+    return Error(Status::kDescriptor,
+                 format("damaged or truncated %s of %zu bytes: its checksum does not match", what, bytes.size()));
   *body = bytes.subspan(4, bytes.size() - kEnvelopeBytes);
   return {};
 }
 
-Error malformed(Kind kind) { return Error(Status::kDescriptor, format("malformed %s: a field is out of its range", kind_name(kind))); }
+Error malformed(Kind kind) {
+  return Error(Status::kDescriptor, format("malformed %s: a field is out of its range", kind_name(kind)));
+}
 
 }  // namespace
 

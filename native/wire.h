@@ -23,7 +23,8 @@ class Writer {
   template <typename T>
   void put(T value) {
     static_assert(std::is_integral_v<T>);
-    for (size_t i = 0; i < sizeof(T); ++i) bytes_.push_back(static_cast<uint8_t>(static_cast<std::make_unsigned_t<T>>(value) >> (8 * i)));
+    for (size_t i = 0; i < sizeof(T); ++i)
+      bytes_.push_back(static_cast<uint8_t>(static_cast<std::make_unsigned_t<T>>(value) >> (8 * i)));
   }
   void put_bytes(const void* data, size_t length) {
     const auto* from = static_cast<const uint8_t*>(data);
@@ -47,7 +48,8 @@ class SpanWriter {
       ok_ = false;
       return;
     }
-    for (size_t i = 0; i < sizeof(T); ++i) out_[position_++] = static_cast<uint8_t>(static_cast<std::make_unsigned_t<T>>(value) >> (8 * i));
+    for (size_t i = 0; i < sizeof(T); ++i)
+      out_[position_++] = static_cast<uint8_t>(static_cast<std::make_unsigned_t<T>>(value) >> (8 * i));
   }
   size_t size() const { return position_; }
   bool ok() const { return ok_; }

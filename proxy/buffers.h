@@ -23,7 +23,7 @@ struct WorkItem : WorkContext {
   WorkItem* next_free = nullptr;
   Operation* operation = nullptr;  // kWrite, kFlush, kMessage
   Peer* peer = nullptr;
-  Buffer* buffer = nullptr;        // kMessage, kControl, kReceive
+  Buffer* buffer = nullptr;  // kMessage, kControl, kReceive
   uint64_t length = 0;
   WorkKind kind = WorkKind::kWrite;
   uint8_t nic = 0;
@@ -31,7 +31,7 @@ struct WorkItem : WorkContext {
   bool with_immediate = false;
   bool slot_part = false;
   bool sequenced = false;
-  uint32_t session = 0;            // of the peer when it was posted
+  uint32_t session = 0;  // of the peer when it was posted
 };
 
 class WorkItems {
@@ -70,7 +70,8 @@ struct Buffer {
 
 class Buffers {
  public:
-  Buffers(Provider* provider, uint32_t nic, uint32_t bytes) : provider_(provider), nic_(nic), bytes_((bytes + 63) & ~63u) {}
+  Buffers(Provider* provider, uint32_t nic, uint32_t bytes)
+      : provider_(provider), nic_(nic), bytes_((bytes + 63) & ~63u) {}
   ~Buffers() {
     for (Chunk& chunk : chunks_) {
       static_cast<void>(provider_->deregister_memory(nic_, chunk.key).ok());

@@ -45,7 +45,9 @@ int32_t encode_into(const T& value, uint8_t* bytes, uint64_t capacity, uint64_t*
   try {
     const std::vector<uint8_t> encoded = te::encode(value);
     if (encoded.size() > capacity)
-      return te::export_error(Error(Status::kArgument, te::format("%zu bytes are needed, %llu given", encoded.size(), static_cast<unsigned long long>(capacity))), error);
+      return te::export_error(Error(Status::kArgument, te::format("%zu bytes are needed, %llu given", encoded.size(),
+                                                                  static_cast<unsigned long long>(capacity))),
+                              error);
     std::memcpy(bytes, encoded.data(), encoded.size());
     *length = encoded.size();
     return TE_OK;
@@ -55,14 +57,17 @@ int32_t encode_into(const T& value, uint8_t* bytes, uint64_t capacity, uint64_t*
 }
 
 bool sane(const te_address& address) {
-  if (address.nic_count == 0 || address.nic_count > TE_MAX_NICS || strnlen(address.transport, sizeof address.transport) == sizeof address.transport) return false;
+  if (address.nic_count == 0 || address.nic_count > TE_MAX_NICS ||
+      strnlen(address.transport, sizeof address.transport) == sizeof address.transport)
+    return false;
   for (uint32_t i = 0; i < address.nic_count; ++i)
     if (address.nics[i].length == 0 || address.nics[i].length > sizeof address.nics[i].bytes) return false;
   return true;
 }
 
 Error check_struct(const te_address& address) {
-  return sane(address) ? Error() : Error(Status::kArgument, "the address structure is malformed: use te_address_decode");
+  return sane(address) ? Error()
+                       : Error(Status::kArgument, "the address structure is malformed: use te_address_decode");
 }
 
 template <typename T>
@@ -134,7 +139,8 @@ void te_settings_defaults(te_settings* settings) {
 int32_t te_transport_probe(const char* transport, te_engine_info* info, te_error* error) {
   try {
     std::string provider, library;
-    if (Error e = te::probe_transport(transport == nullptr ? "" : transport, &provider, &library)) return te::export_error(e, error);
+    if (Error e = te::probe_transport(transport == nullptr ? "" : transport, &provider, &library))
+      return te::export_error(e, error);
     *info = te_engine_info{};
     std::snprintf(info->transport, sizeof info->transport, "%s", transport);
     std::snprintf(info->provider, sizeof info->provider, "%s", provider.c_str());
@@ -145,28 +151,38 @@ int32_t te_transport_probe(const char* transport, te_engine_info* info, te_error
   }
 }
 
-int32_t te_address_encode(const te_address* address, uint8_t* bytes, uint64_t capacity, uint64_t* length, te_error* error) {
+int32_t te_address_encode(const te_address* address, uint8_t* bytes, uint64_t capacity, uint64_t* length,
+                          te_error* error) {
   if (Error e = check_struct(*address)) return te::export_error(e, error);
   return encode_into(*address, bytes, capacity, length, error);
 }
-int32_t te_address_decode(const uint8_t* bytes, uint64_t length, te_address* address, te_error* error) { return decode_from(bytes, length, address, error); }
-int32_t te_region_descriptor_encode(const te_region_descriptor* d, uint8_t* bytes, uint64_t capacity, uint64_t* length, te_error* error) {
+int32_t te_address_decode(const uint8_t* bytes, uint64_t length, te_address* address, te_error* error) {
+  return decode_from(bytes, length, address, error);
+}
+int32_t te_region_descriptor_encode(const te_region_descriptor* d, uint8_t* bytes, uint64_t capacity, uint64_t* length,
+                                    te_error* error) {
   if (Error e = check_struct(d->address)) return te::export_error(e, error);
   return encode_into(*d, bytes, capacity, length, error);
 }
-int32_t te_region_descriptor_decode(const uint8_t* bytes, uint64_t length, te_region_descriptor* d, te_error* error) { return decode_from(bytes, length, d, error); }
-int32_t te_counter_descriptor_encode(const te_counter_descriptor* d, uint8_t* bytes, uint64_t capacity, uint64_t* length, te_error* error) {
+int32_t te_region_descriptor_decode(const uint8_t* bytes, uint64_t length, te_region_descriptor* d, te_error* error) {
+  return decode_from(bytes, length, d, error);
+}
+int32_t te_counter_descriptor_encode(const te_counter_descriptor* d, uint8_t* bytes, uint64_t capacity,
+                                     uint64_t* length, te_error* error) {
   if (Error e = check_struct(d->address)) return te::export_error(e, error);
   return encode_into(*d, bytes, capacity, length, error);
 }
-int32_t te_counter_descriptor_decode(const uint8_t* bytes, uint64_t length, te_counter_descriptor* d, te_error* error) { return decode_from(bytes, length, d, error); }
+int32_t te_counter_descriptor_decode(const uint8_t* bytes, uint64_t length, te_counter_descriptor* d, te_error* error) {
+  return decode_from(bytes, length, d, error);
+}
 
 // --- engine
 
 int32_t te_engine_open(const te_settings* settings, te_engine** engine, te_error* error) {
   try {
     if (settings == nullptr || settings->struct_bytes != sizeof(te_settings))
-      return te::export_error(Error(Status::kArgument, "te_settings of another version: rebuild against this header"), error);
+      return te::export_error(Error(Status::kArgument, "te_settings of another version: rebuild against this header"),
+                              error);
     Engine* opened = nullptr;
     if (Error e = Engine::open(*settings, &opened)) return te::export_error(e, error);
     *engine = reinterpret_cast<te_engine*>(opened);
@@ -216,8 +232,11 @@ int32_t te_engine_inject(te_engine* engine, const char* command, te_error* error
 
 // --- memory
 
-int32_t te_region_register(te_engine* engine, void* address, uint64_t length, int32_t device_kind, int32_t device_index, uint32_t* region, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.register_region({address, length, device_kind, device_index}, region); });
+int32_t te_region_register(te_engine* engine, void* address, uint64_t length, int32_t device_kind, int32_t device_index,
+                           uint32_t* region, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) {
+    return e.register_region({address, length, device_kind, device_index}, region);
+  });
 }
 int32_t te_region_describe(te_engine* engine, uint32_t region, te_region_descriptor* descriptor, te_error* error) {
   return with_engine(engine, error, [&](Engine& e) { return e.describe_region(region, descriptor); });
@@ -243,16 +262,23 @@ int32_t te_counter_describe(te_engine* engine, uint32_t counter, te_counter_desc
 int32_t te_counter_value(te_engine* engine, uint32_t counter, uint64_t* value, te_error* error) {
   return with_engine(engine, error, [&](Engine& e) { return e.counter_value(counter, value); });
 }
-int32_t te_counter_wait(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns, const int32_t* peers, uint32_t peer_count, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.wait_counter(counter, at_least, timeout_ns, std::span(peers, peer_count)); });
+int32_t te_counter_wait(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
+                        const int32_t* peers, uint32_t peer_count, te_error* error) {
+  return with_engine(engine, error, [&](Engine& e) {
+    return e.wait_counter(counter, at_least, timeout_ns, std::span(peers, peer_count));
+  });
 }
-te_transfer* te_counter_reached(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns, const int32_t* peers, uint32_t peer_count, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.counter_reached(counter, at_least, timeout_ns, std::span(peers, peer_count), why); });
+te_transfer* te_counter_reached(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
+                                const int32_t* peers, uint32_t peer_count, te_error* error) {
+  return transfer_from(engine, error, [&](Engine& e, Error* why) {
+    return e.counter_reached(counter, at_least, timeout_ns, std::span(peers, peer_count), why);
+  });
 }
 int32_t te_counter_close(te_engine* engine, uint32_t counter, int64_t timeout_ns, te_error* error) {
   return with_engine(engine, error, [&](Engine& e) { return e.close_counter(counter, timeout_ns); });
 }
-int32_t te_remote_counter(te_engine* engine, const te_counter_descriptor* descriptor, uint32_t* counter, te_error* error) {
+int32_t te_remote_counter(te_engine* engine, const te_counter_descriptor* descriptor, uint32_t* counter,
+                          te_error* error) {
   return with_engine(engine, error, [&](Engine& e) {
     if (Error bad = check_struct(descriptor->address)) return bad;
     return e.remote_counter(*descriptor, counter);
@@ -268,23 +294,31 @@ int32_t te_peer(te_engine* engine, const te_address* address, int32_t* peer, te_
   });
 }
 int32_t te_peer_describe(te_engine* engine, int32_t peer, te_peer_info* info, te_error* error) {
-  if (engine == nullptr || engine_of(engine)->forked()) return te::export_error(Error(Status::kForked, "the engine belongs to the parent process"), error);
+  if (engine == nullptr || engine_of(engine)->forked())
+    return te::export_error(Error(Status::kForked, "the engine belongs to the parent process"), error);
   return te::export_error(engine_of(engine)->describe_peer(peer, info), error);
 }
 te_transfer* te_peer_connect(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.peer_operation(te::OperationKind::kConnect, peer, timeout_ns, why); });
+  return transfer_from(engine, error, [&](Engine& e, Error* why) {
+    return e.peer_operation(te::OperationKind::kConnect, peer, timeout_ns, why);
+  });
 }
 te_transfer* te_peer_disconnect(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.peer_operation(te::OperationKind::kDisconnect, peer, timeout_ns, why); });
+  return transfer_from(engine, error, [&](Engine& e, Error* why) {
+    return e.peer_operation(te::OperationKind::kDisconnect, peer, timeout_ns, why);
+  });
 }
 te_transfer* te_peer_fence(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.peer_operation(te::OperationKind::kFence, peer, timeout_ns, why); });
+  return transfer_from(engine, error, [&](Engine& e, Error* why) {
+    return e.peer_operation(te::OperationKind::kFence, peer, timeout_ns, why);
+  });
 }
 
 // --- transfers
 
-te_transfer* te_write(te_engine* engine, uint32_t region, uint64_t source_offset, uint32_t remote, uint64_t target_offset, uint64_t length,
-                      uint32_t counter, uint32_t flags, int64_t timeout_ns, te_error* error) {
+te_transfer* te_write(te_engine* engine, uint32_t region, uint64_t source_offset, uint32_t remote,
+                      uint64_t target_offset, uint64_t length, uint32_t counter, uint32_t flags, int64_t timeout_ns,
+                      te_error* error) {
   return transfer_from(engine, error, [&](Engine& e, Error* why) {
     return e.write({region, remote, counter, flags, source_offset, target_offset, length}, timeout_ns, why);
   });
@@ -292,11 +326,15 @@ te_transfer* te_write(te_engine* engine, uint32_t region, uint64_t source_offset
 te_transfer* te_write_pages(te_engine* engine, const te_page_args* pages, int64_t timeout_ns, te_error* error) {
   return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.write_pages(*pages, timeout_ns, why); });
 }
-te_transfer* te_write_batch(te_engine* engine, const te_batch_entry* entries, uint64_t count, int64_t timeout_ns, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.write_batch(std::span(entries, count), timeout_ns, why); });
+te_transfer* te_write_batch(te_engine* engine, const te_batch_entry* entries, uint64_t count, int64_t timeout_ns,
+                            te_error* error) {
+  return transfer_from(
+      engine, error, [&](Engine& e, Error* why) { return e.write_batch(std::span(entries, count), timeout_ns, why); });
 }
-te_transfer* te_send(te_engine* engine, int32_t peer, const void* data, uint64_t length, int64_t timeout_ns, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.send(peer, data, length, timeout_ns, why); });
+te_transfer* te_send(te_engine* engine, int32_t peer, const void* data, uint64_t length, int64_t timeout_ns,
+                     te_error* error) {
+  return transfer_from(engine, error,
+                       [&](Engine& e, Error* why) { return e.send(peer, data, length, timeout_ns, why); });
 }
 
 int32_t te_transfer_wait(te_transfer* transfer, int64_t timeout_ns) {
@@ -307,7 +345,9 @@ int32_t te_transfer_result(te_transfer* transfer, te_error* error) {
   if (transfer->status != Status::kOk) te::export_result(*transfer, error);
   return static_cast<int32_t>(transfer->status);
 }
-int32_t te_transfer_quiesced(te_transfer* transfer) { return (transfer->state.load(std::memory_order_acquire) & te_transfer::kQuiesced) != 0 ? 1 : 0; }
+int32_t te_transfer_quiesced(te_transfer* transfer) {
+  return (transfer->state.load(std::memory_order_acquire) & te_transfer::kQuiesced) != 0 ? 1 : 0;
+}
 int32_t te_transfer_wait_quiesced(te_transfer* transfer, int64_t timeout_ns) {
   return te::wait_for_bits(transfer, te_transfer::kQuiesced, timeout_ns) ? TE_OK : TE_AGAIN;
 }
@@ -334,9 +374,11 @@ int32_t te_message_receive(te_engine* engine, int64_t timeout_ns, te_message* me
 void te_message_release(te_engine* engine, te_message* message) { engine_of(engine)->release_message(message); }
 
 // Also after close: what is left is still fetched.
-int32_t te_events_fetch(te_engine* engine, int64_t timeout_ns, te_event* events, uint32_t capacity, uint32_t* count, te_error* error) {
+int32_t te_events_fetch(te_engine* engine, int64_t timeout_ns, te_event* events, uint32_t capacity, uint32_t* count,
+                        te_error* error) {
   if (engine == nullptr) return te::export_error(Error(Status::kArgument, "no engine"), error);
-  if (engine_of(engine)->forked()) return te::export_error(Error(Status::kForked, "the engine belongs to the parent process"), error);
+  if (engine_of(engine)->forked())
+    return te::export_error(Error(Status::kForked, "the engine belongs to the parent process"), error);
   return engine_of(engine)->events().fetch(timeout_ns < 0 ? 0 : timeout_ns, events, capacity, count);
 }
 int32_t te_events_wake(te_engine* engine) {

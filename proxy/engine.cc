@@ -69,7 +69,8 @@ Error Engine::start() {
   if (doorbell_.fd() < 0 || !events_.ok()) return Error(Status::kConfig, "eventfd failed: too many open files?", errno);
   const uint8_t none[16] = {};
   std::memcpy(address_.identity, v.identity, 16);
-  if (std::memcmp(v.identity, none, 16) == 0 && !random_bytes(address_.identity, 16)) return Error(Status::kConfig, "getrandom failed");
+  if (std::memcmp(v.identity, none, 16) == 0 && !random_bytes(address_.identity, 16))
+    return Error(Status::kConfig, "getrandom failed");
   address_.generation = start_generation();
   copy_text(address_.transport, sizeof address_.transport, settings_.transport);
 
@@ -77,7 +78,9 @@ Error Engine::start() {
   busy_polling_ = v.polling == TE_POLL_BUSY || (v.polling == TE_POLL_AUTO && v.core >= 0);
   if (v.core >= 0) {
     if (std::find(cores.begin(), cores.end(), v.core) == cores.end())
-      return Error(Status::kConfig, format("setting core is %d, which is not among the %zu CPUs that this process may use", v.core, cores.size()));
+      return Error(Status::kConfig,
+                   format("setting core is %d, which is not among the %zu CPUs that this process may use", v.core,
+                          cores.size()));
     core_ = v.core;
   }
   ProviderOptions options;
@@ -95,7 +98,8 @@ Error Engine::start() {
   if (Error e = open_provider(options, &provider_)) return e;
   capabilities_ = provider_->capabilities();
   nic_count_ = provider_->nic_count();
-  if (nic_count_ == 0 || nic_count_ > TE_MAX_NICS) return Error(Status::kConfig, format("%u NICs; 1 to %d can be used", nic_count_, TE_MAX_NICS));
+  if (nic_count_ == 0 || nic_count_ > TE_MAX_NICS)
+    return Error(Status::kConfig, format("%u NICs; 1 to %d can be used", nic_count_, TE_MAX_NICS));
   address_.nic_count = nic_count_;
   for (uint32_t i = 0; i < nic_count_; ++i) address_.nics[i] = provider_->nic(i).address;
 
@@ -120,7 +124,8 @@ Engine::~Engine() {
     });
     provider_.reset();
   }
-  for (uint32_t i = 0; i < peer_count_.load(std::memory_order_relaxed); ++i) delete peers_[i].load(std::memory_order_relaxed);
+  for (uint32_t i = 0; i < peer_count_.load(std::memory_order_relaxed); ++i)
+    delete peers_[i].load(std::memory_order_relaxed);
   for (PageList* list : {spare_pages_, retired_pages_.load(std::memory_order_relaxed)}) {
     while (list != nullptr) {
       PageList* next = list->next;
@@ -139,11 +144,14 @@ Error Engine::close(int64_t timeout_ns) {
   const bool clean = worker_ == nullptr || worker_->stop(deadline_after(now_ns(), bound));
   closed_ = true;
   if (clean) return {};
-  return Error(Status::kTimeout, "a peer did not confirm that it had drained before the engine closed: it may still write to memory that was registered here");
+  return Error(Status::kTimeout,
+               "a peer did not confirm that it had drained before the engine closed: it may still write to memory that "
+               "was registered here");
 }
 
 Error Engine::check() const {
-  if (forked()) return Error(Status::kForked, "this engine was opened by the parent process; a forked child cannot use it");
+  if (forked())
+    return Error(Status::kForked, "this engine was opened by the parent process; a forked child cannot use it");
   if (closing_.load(std::memory_order_relaxed)) return Error(Status::kClosed, "the engine is closed");
   return {};
 }
@@ -152,7 +160,8 @@ Error Engine::check() const {
 
 Error Engine::check_address(const te_address& address) const {
   if (std::strncmp(address.transport, address_.transport, sizeof address.transport) != 0)
-    return Error(Status::kConfig, format("the peer speaks transport '%.15s', this engine '%.15s'", address.transport, address_.transport));
+    return Error(Status::kConfig, format("the peer speaks transport '%.15s', this engine '%.15s'", address.transport,
+                                         address_.transport));
   return {};
 }
 
@@ -166,7 +175,8 @@ Error Engine::peer(const te_address& address, int32_t* index) {
     return {};
   }
   const uint32_t count = peer_count_.load(std::memory_order_relaxed);
-  if (count == peer_capacity_) return Error(Status::kExhausted, format("%u peers are known, which is all that max_peers allows for", count));
+  if (count == peer_capacity_)
+    return Error(Status::kExhausted, format("%u peers are known, which is all that max_peers allows for", count));
   auto* peer = new Peer;
   peer->index = static_cast<int32_t>(count);
   peer->address = address;
@@ -209,7 +219,8 @@ te_transfer* Engine::peer_operation(OperationKind kind, int32_t index, int64_t t
     return nullptr;
   }
   int64_t bound = timeout_or_default(timeout_ns);
-  if (kind == OperationKind::kConnect && timeout_ns < 0) bound = deadline_after(0, settings_.values.connect_timeout_ns + 1'000'000'000);
+  if (kind == OperationKind::kConnect && timeout_ns < 0)
+    bound = deadline_after(0, settings_.values.connect_timeout_ns + 1'000'000'000);
   const int64_t deadline = deadline_after(now_ns(), bound);
   Operation* op = take_operation(nullptr, deadline, error);
   if (op == nullptr) return nullptr;
@@ -241,7 +252,8 @@ Error Engine::describe(te_engine_info* out) {
 }
 
 Error Engine::describe_nic(uint32_t nic, te_nic_info* out) {
-  if (nic >= nic_count_) return Error(Status::kArgument, format("NIC %u does not exist: the engine has %u", nic, nic_count_));
+  if (nic >= nic_count_)
+    return Error(Status::kArgument, format("NIC %u does not exist: the engine has %u", nic, nic_count_));
   const NicInfo info = provider_->nic(nic);
   const NicState& state = worker_->nic(nic);
   const auto& s = state.statistics;
@@ -284,7 +296,9 @@ void Engine::statistics(te_stats* out) {
 
 Error Engine::receive(int64_t timeout_ns, te_message* out) {
   InboxMessage message;
-  if (!inbox_.pop(&message, timeout_ns)) return closing_.load(std::memory_order_relaxed) ? Error(Status::kClosed, "the engine is closed") : Error(Status::kAgain, "");
+  if (!inbox_.pop(&message, timeout_ns))
+    return closing_.load(std::memory_order_relaxed) ? Error(Status::kClosed, "the engine is closed")
+                                                    : Error(Status::kAgain, "");
   Peer* peer = message.peer;
   if (peer->session_number.load(std::memory_order_relaxed) == message.session) {
     // The sender's allowance comes back; the worker says so once enough has gathered.

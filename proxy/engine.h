@@ -70,7 +70,8 @@ class Engine {
   Error describe_counter(uint32_t handle, te_counter_descriptor* out);
   Error counter_value(uint32_t handle, uint64_t* value);
   Error wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers);
-  te_transfer* counter_reached(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers, Error* error);
+  te_transfer* counter_reached(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers,
+                               Error* error);
   Error close_counter(uint32_t handle, int64_t timeout_ns);
   Error remote_counter(const te_counter_descriptor& descriptor, uint32_t* handle);
 
@@ -102,7 +103,9 @@ class Engine {
 
   explicit Engine(const te_settings& settings);
   Error start();
-  int64_t timeout_or_default(int64_t timeout_ns) const { return timeout_ns < 0 ? settings_.values.default_timeout_ns : timeout_ns; }
+  int64_t timeout_or_default(int64_t timeout_ns) const {
+    return timeout_ns < 0 ? settings_.values.default_timeout_ns : timeout_ns;
+  }
 
   // Submission. take_operation waits while the slab is empty or the peer is at its cap, for a while (then kAgain) and at most until the deadline.
   Operation* take_operation(Peer* peer, int64_t deadline_ns, Error* error);
@@ -111,7 +114,8 @@ class Engine {
   te_transfer* submit(Operation* operation, Error* error);
   Error check_write(const te_write_args& args, Operation* out);
   Error check_pages(const te_page_args& args, Operation* out);
-  Error check_ends(uint32_t region, uint32_t remote, uint32_t counter, Operation* out, uint64_t* source_length, uint64_t* target_length);
+  Error check_ends(uint32_t region, uint32_t remote, uint32_t counter, Operation* out, uint64_t* source_length,
+                   uint64_t* target_length);
   void drop_claims(Operation* operation);
   Error copy_indices(const te_page_args& args, Operation* out, uint64_t source_length, uint64_t target_length);
   MemorySpan provider_span(const MemorySpan& span);
@@ -147,7 +151,8 @@ class Engine {
   std::unique_ptr<std::atomic<Peer*>[]> peers_;
   uint32_t peer_capacity_ = 0;
   std::atomic<uint32_t> peer_count_{0};
-  std::unordered_map<std::string, uint32_t> remote_region_by_key_, remote_counter_by_key_;  // peer index and serial; remotes_mutex_
+  std::unordered_map<std::string, uint32_t> remote_region_by_key_,
+      remote_counter_by_key_;  // peer index and serial; remotes_mutex_
   std::mutex remotes_mutex_;
 
   std::unique_ptr<Operation[]> slab_;

@@ -22,14 +22,18 @@ constexpr int kYields = 20;
 
 // Providers refuse empty spans, but a region of no bytes may still be the target of writes that only notify: it has some bytes of the
 // engine's own behind its keys, which no checked range can reach.
-MemorySpan Engine::provider_span(const MemorySpan& span) { return span.length > 0 ? span : MemorySpan{placeholder_, sizeof placeholder_, TE_DEVICE_HOST, 0}; }
+MemorySpan Engine::provider_span(const MemorySpan& span) {
+  return span.length > 0 ? span : MemorySpan{placeholder_, sizeof placeholder_, TE_DEVICE_HOST, 0};
+}
 
 // --- regions -------------------------------------------------------------------------------------------------------------------------
 
 Error Engine::register_region(const MemorySpan& span, uint32_t* handle) {
-  if (span.address == nullptr && span.length > 0) return Error(Status::kArgument, "a null pointer cannot be registered");
+  if (span.address == nullptr && span.length > 0)
+    return Error(Status::kArgument, "a null pointer cannot be registered");
   if (span.length > 0 && reinterpret_cast<uint64_t>(span.address) > UINT64_MAX - span.length)
-    return Error(Status::kRange, format("%llu bytes from %p wrap around the address space", static_cast<unsigned long long>(span.length), span.address));
+    return Error(Status::kRange, format("%llu bytes from %p wrap around the address space",
+                                        static_cast<unsigned long long>(span.length), span.address));
   if (span.device_kind != TE_DEVICE_HOST && !capabilities_.device_memory)
     return Error(Status::kRegistration, format("transport %s cannot reach GPU memory", settings_.transport.c_str()));
   MemoryKey keys[TE_MAX_NICS];
@@ -54,7 +58,8 @@ Error Engine::register_region(const MemorySpan& span, uint32_t* handle) {
   });
   if (region == nullptr) {
     for (uint32_t i = 0; i < nic_count_; ++i) static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
-    return Error(Status::kExhausted, format("%u regions are registered, which is all that max_regions allows", regions_.capacity()));
+    return Error(Status::kExhausted,
+                 format("%u regions are registered, which is all that max_regions allows", regions_.capacity()));
   }
   *handle = region->handle.load(std::memory_order_relaxed);
   const std::lock_guard lock(serials_mutex_);
@@ -64,7 +69,8 @@ Error Engine::register_region(const MemorySpan& span, uint32_t* handle) {
 
 Error Engine::describe_region(uint32_t handle, te_region_descriptor* out) {
   Region* region = regions_.get(handle);
-  if (region == nullptr || !region->open.load(std::memory_order_acquire)) return Error(Status::kRegionClosed, "the region is closed");
+  if (region == nullptr || !region->open.load(std::memory_order_acquire))
+    return Error(Status::kRegionClosed, "the region is closed");
   *out = te_region_descriptor{};
   out->address = address_;
   out->serial = region->serial;
@@ -98,7 +104,9 @@ Error Engine::close_region(uint32_t handle, int64_t timeout_ns) {
   if (transfer == nullptr) return error;
   if (Error e = wait_operation(transfer, bound)) {
     if (e.status() != Status::kTimeout) return e;
-    return Error(Status::kTimeout, "a peer that holds the region has not confirmed that it drained; the region stays refused to all and registered: close it again later");
+    return Error(Status::kTimeout,
+                 "a peer that holds the region has not confirmed that it drained; the region stays refused to all and "
+                 "registered: close it again later");
   }
   for (uint32_t i = 0; i < nic_count_ && !region->deregistered; ++i)
     if (Error e = provider_->deregister_memory(i, region->keys[i])) error = e;
@@ -115,10 +123,13 @@ Error Engine::wait_operation(te_transfer* transfer, int64_t timeout_ns) {
   // The operation has a deadline of its own; the slack only guards against a worker that is gone.
   wait_for_bits(transfer, te_transfer::kDone, deadline_after(10'000'000'000, timeout_ns));
   te_error result;
-  if (!transfer->ended()) return release_transfer(transfer), Error(Status::kTimeout, "the worker thread does not answer");
+  if (!transfer->ended())
+    return release_transfer(transfer), Error(Status::kTimeout, "the worker thread does not answer");
   export_result(*transfer, &result);
   release_transfer(transfer);
-  return result.status == TE_OK ? Error() : Error(static_cast<Status>(result.status), result.message, result.provider_status, result.nic);
+  return result.status == TE_OK
+             ? Error()
+             : Error(static_cast<Status>(result.status), result.message, result.provider_status, result.nic);
 }
 
 Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
@@ -139,7 +150,9 @@ Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
     r.revoke_pending = r.exhausted = r.fence_requested = false;
     r.state.store(Attachment::kNew, std::memory_order_release);
   });
-  if (remote == nullptr) return Error(Status::kExhausted, format("%u remote regions are in use, which is all that max_regions allows", remote_regions_.capacity()));
+  if (remote == nullptr)
+    return Error(Status::kExhausted, format("%u remote regions are in use, which is all that max_regions allows",
+                                            remote_regions_.capacity()));
   *handle = remote->handle.load(std::memory_order_relaxed);
   remote_region_by_key_.emplace(key, *handle);
   return {};
@@ -162,7 +175,9 @@ Error Engine::remote_counter(const te_counter_descriptor& d, uint32_t* handle) {
     r.revoke_pending = r.exhausted = false;
     r.state.store(Attachment::kNew, std::memory_order_release);
   });
-  if (remote == nullptr) return Error(Status::kExhausted, format("%u remote counters are in use, which is all that max_counters allows", remote_counters_.capacity()));
+  if (remote == nullptr)
+    return Error(Status::kExhausted, format("%u remote counters are in use, which is all that max_counters allows",
+                                            remote_counters_.capacity()));
   *handle = remote->handle.load(std::memory_order_relaxed);
   remote_counter_by_key_.emplace(key, *handle);
   return {};
@@ -196,7 +211,9 @@ Error Engine::open_counter(uint32_t* handle) {
     c.closing = nullptr;
     c.open.store(true, std::memory_order_seq_cst);
   });
-  if (counter == nullptr) return Error(Status::kExhausted, format("%u counters are open, which is all that max_counters allows", counters_.capacity()));
+  if (counter == nullptr)
+    return Error(Status::kExhausted,
+                 format("%u counters are open, which is all that max_counters allows", counters_.capacity()));
   *handle = counter->handle.load(std::memory_order_relaxed);
   const std::lock_guard lock(serials_mutex_);
   counter_by_serial_[counter->serial] = *handle;
@@ -205,7 +222,8 @@ Error Engine::open_counter(uint32_t* handle) {
 
 Error Engine::describe_counter(uint32_t handle, te_counter_descriptor* out) {
   const Counter* counter = counters_.get(handle);
-  if (counter == nullptr || !counter->open.load(std::memory_order_acquire)) return Error(Status::kClosed, "the counter is closed");
+  if (counter == nullptr || !counter->open.load(std::memory_order_acquire))
+    return Error(Status::kClosed, "the counter is closed");
   *out = te_counter_descriptor{};
   out->address = address_;
   out->serial = counter->serial;
@@ -237,8 +255,10 @@ Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_n
       outcome = Error();
       break;
     }
-    if (closing_.load(std::memory_order_relaxed) || !counter->open.load(std::memory_order_acquire) || counters_.get(handle) != counter) {
-      outcome = Error(Status::kClosed, closing_.load(std::memory_order_relaxed) ? "the engine was closed" : "the counter was closed");
+    if (closing_.load(std::memory_order_relaxed) || !counter->open.load(std::memory_order_acquire) ||
+        counters_.get(handle) != counter) {
+      outcome = Error(Status::kClosed,
+                      closing_.load(std::memory_order_relaxed) ? "the engine was closed" : "the counter was closed");
       break;
     }
     const int32_t* lost = std::find_if(peers.data(), peers.data() + peers.size(), [this](int32_t index) {
@@ -247,9 +267,10 @@ Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_n
       return state == TE_PEER_LOST || state == TE_PEER_CLOSED;
     });
     if (lost != peers.data() + peers.size()) {
-      outcome = Error(Status::kPeerLost, format("counter at %llu/%llu when peer %d, on which it depends, was lost",
-                                                static_cast<unsigned long long>(counter->value.load(std::memory_order_acquire)),
-                                                static_cast<unsigned long long>(at_least), *lost));
+      outcome = Error(Status::kPeerLost,
+                      format("counter at %llu/%llu when peer %d, on which it depends, was lost",
+                             static_cast<unsigned long long>(counter->value.load(std::memory_order_acquire)),
+                             static_cast<unsigned long long>(at_least), *lost));
       break;
     }
     const int64_t left = deadline - now_ns();
@@ -260,7 +281,8 @@ Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_n
   return outcome;
 }
 
-te_transfer* Engine::counter_reached(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers, Error* error) {
+te_transfer* Engine::counter_reached(uint32_t handle, uint64_t at_least, int64_t timeout_ns,
+                                     std::span<const int32_t> peers, Error* error) {
   Counter* counter = counters_.get(handle);
   if (counter == nullptr) {
     *error = Error(Status::kClosed, "the counter is closed");

@@ -16,8 +16,9 @@ using ull = unsigned long long;
 constexpr int64_t kSubmitSlice = 50'000'000;  // longest wait for a slot inside one call
 
 Error out_of_region(const char* which, uint64_t offset, uint64_t length, uint64_t limit) {
-  return Error(Status::kRange, format("%s range [%llu, %llu + %llu) leaves its region of %llu bytes", which, static_cast<ull>(offset),
-                                      static_cast<ull>(offset), static_cast<ull>(length), static_cast<ull>(limit)));
+  return Error(Status::kRange,
+               format("%s range [%llu, %llu + %llu) leaves its region of %llu bytes", which, static_cast<ull>(offset),
+                      static_cast<ull>(offset), static_cast<ull>(length), static_cast<ull>(limit)));
 }
 
 // The largest index whose page still lies inside; false when not even index 0 does.
@@ -31,7 +32,8 @@ bool largest_index(uint64_t offset, uint64_t stride, uint64_t page_bytes, uint64
 template <typename T>
 bool copy_checked(const void* from, uint8_t* to, uint64_t count, uint64_t largest) {
   using Unsigned = std::make_unsigned_t<T>;
-  const auto bound = static_cast<Unsigned>(largest > std::numeric_limits<Unsigned>::max() >> 1 ? std::numeric_limits<Unsigned>::max() >> 1 : largest);
+  const auto bound = static_cast<Unsigned>(
+      largest > std::numeric_limits<Unsigned>::max() >> 1 ? std::numeric_limits<Unsigned>::max() >> 1 : largest);
   const auto* source = static_cast<const uint8_t*>(from);
   Unsigned bad = 0;
   for (uint64_t i = 0; i < count; ++i) {
@@ -58,8 +60,9 @@ Error bad_index(const char* which, const void* from, uint32_t width, uint64_t co
   for (uint64_t i = 0; i < count; ++i) {
     const int64_t value = index_at(from, width, i);
     if (value < 0 || static_cast<uint64_t>(value) > largest)
-      return Error(Status::kRange, format("%s index %lld at position %llu: the region holds pages 0 to %llu", which, static_cast<long long>(value),
-                                          static_cast<ull>(i), static_cast<ull>(largest)));
+      return Error(Status::kRange,
+                   format("%s index %lld at position %llu: the region holds pages 0 to %llu", which,
+                          static_cast<long long>(value), static_cast<ull>(i), static_cast<ull>(largest)));
   }
   return Error(Status::kRange, format("%s indices changed while they were read", which));
 }
@@ -91,8 +94,11 @@ Operation* Engine::take_operation(Peer* peer, int64_t deadline_ns, Error* error)
         return nullptr;
       }
       if (now >= deadline_ns) {
-        *error = Error(Status::kTimeout, peer_full ? format("%u operations towards this peer are unfinished, which is the cap (operations_per_peer)", cap)
-                                                   : format("all %u operation slots are in use (setting operations)", settings_.values.operations));
+        *error = Error(
+            Status::kTimeout,
+            peer_full
+                ? format("%u operations towards this peer are unfinished, which is the cap (operations_per_peer)", cap)
+                : format("all %u operation slots are in use (setting operations)", settings_.values.operations));
         return nullptr;
       }
       sched_yield();
@@ -111,7 +117,8 @@ Operation* Engine::take_operation_patiently(int64_t deadline_ns, Error* error) {
 }
 
 void Engine::give_back_operation(Operation* op) {
-  if (op->peer != nullptr && (op->kind == OperationKind::kWrite || op->kind == OperationKind::kPages || op->kind == OperationKind::kMessage))
+  if (op->peer != nullptr &&
+      (op->kind == OperationKind::kWrite || op->kind == OperationKind::kPages || op->kind == OperationKind::kMessage))
     op->peer->operations.fetch_sub(1, std::memory_order_relaxed);
   operations_in_use_.fetch_sub(1, std::memory_order_relaxed);
   const uint32_t index = op->slab_index;
@@ -133,11 +140,14 @@ te_transfer* Engine::submit(Operation* op, Error* error) {
       release_transfer(transfer);
     }
     drop_claims(op);
-    *error = closed ? Error(Status::kClosed, "the engine is closed") : Error(Status::kExhausted, "no memory for a transfer");
+    *error =
+        closed ? Error(Status::kClosed, "the engine is closed") : Error(Status::kExhausted, "no memory for a transfer");
     return nullptr;
   }
   op->transfer = transfer;
-  for (Operation* entry = op->kind == OperationKind::kBatch ? op->chain : nullptr; entry != nullptr; entry = entry->chain) entry->transfer = transfer;
+  for (Operation* entry = op->kind == OperationKind::kBatch ? op->chain : nullptr; entry != nullptr;
+       entry = entry->chain)
+    entry->transfer = transfer;
   transfer->peer = op->peer == nullptr ? -1 : op->peer->index;
   // The ring holds as many as there are slots, so this succeeds; a producer that was preempted inside it can make it look full.
   while (!commands_.push(op)) sched_yield();
@@ -169,8 +179,8 @@ void Engine::drop_claims(Operation* op) {
 // --- checks ------------------------------------------------------------------------------------------------------------------------
 
 // Both ends and the counter exist, are open and belong together. On success the region is entered.
-Error Engine::check_ends(uint32_t region_handle, uint32_t remote_handle, uint32_t counter_handle, Operation* op, uint64_t* source_length,
-                         uint64_t* target_length) {
+Error Engine::check_ends(uint32_t region_handle, uint32_t remote_handle, uint32_t counter_handle, Operation* op,
+                         uint64_t* source_length, uint64_t* target_length) {
   RemoteRegion* remote = remote_regions_.get(remote_handle);
   if (remote == nullptr || remote->state.load(std::memory_order_acquire) == Attachment::kRevoked)
     return Error(Status::kRegionClosed, "the target region was closed by its owner");
@@ -179,10 +189,12 @@ Error Engine::check_ends(uint32_t region_handle, uint32_t remote_handle, uint32_
     counter = remote_counters_.get(counter_handle);
     if (counter == nullptr || counter->state.load(std::memory_order_acquire) == Attachment::kRevoked)
       return Error(Status::kRegionClosed, "the counter to notify was closed by its owner");
-    if (counter->peer != remote->peer) return Error(Status::kArgument, "the counter to notify belongs to another engine than the target region");
+    if (counter->peer != remote->peer)
+      return Error(Status::kArgument, "the counter to notify belongs to another engine than the target region");
   }
   Region* region = regions_.get(region_handle);
-  if (region == nullptr || !region->enter(region_handle)) return Error(Status::kRegionClosed, "the source region is closed");
+  if (region == nullptr || !region->enter(region_handle))
+    return Error(Status::kRegionClosed, "the source region is closed");
   op->region = region;
   op->remote = remote;
   op->counter = counter;
@@ -195,11 +207,14 @@ Error Engine::check_ends(uint32_t region_handle, uint32_t remote_handle, uint32_
 }
 
 Error Engine::check_write(const te_write_args& a, Operation* op) {
-  if ((a.flags & ~static_cast<uint32_t>(TE_FLAG_FLUSH)) != 0) return Error(Status::kArgument, format("unknown flags 0x%x", a.flags));
+  if ((a.flags & ~static_cast<uint32_t>(TE_FLAG_FLUSH)) != 0)
+    return Error(Status::kArgument, format("unknown flags 0x%x", a.flags));
   uint64_t source_length = 0, target_length = 0;
   if (Error e = check_ends(a.region, a.remote, a.counter, op, &source_length, &target_length)) return e;
-  if (!range_fits(a.source_offset, a.length, source_length)) return out_of_region("source", a.source_offset, a.length, source_length);
-  if (!range_fits(a.target_offset, a.length, target_length)) return out_of_region("target", a.target_offset, a.length, target_length);
+  if (!range_fits(a.source_offset, a.length, source_length))
+    return out_of_region("source", a.source_offset, a.length, source_length);
+  if (!range_fits(a.target_offset, a.length, target_length))
+    return out_of_region("target", a.target_offset, a.length, target_length);
   op->kind = OperationKind::kWrite;
   op->flush = (a.flags & TE_FLAG_FLUSH) != 0;
   op->source_offset = a.source_offset;
@@ -209,11 +224,15 @@ Error Engine::check_write(const te_write_args& a, Operation* op) {
 }
 
 Error Engine::check_pages(const te_page_args& a, Operation* op) {
-  if ((a.flags & ~static_cast<uint32_t>(TE_FLAG_FLUSH)) != 0) return Error(Status::kArgument, format("unknown flags 0x%x", a.flags));
+  if ((a.flags & ~static_cast<uint32_t>(TE_FLAG_FLUSH)) != 0)
+    return Error(Status::kArgument, format("unknown flags 0x%x", a.flags));
   const auto width_ok = [](uint32_t width) { return width == 4 || width == 8; };
-  if (!width_ok(a.source_index_bytes) || !width_ok(a.target_index_bytes)) return Error(Status::kArgument, "index_bytes must be 4 (int32) or 8 (int64)");
-  if (a.count > 0 && (a.source == nullptr || a.target == nullptr)) return Error(Status::kArgument, "index arrays are missing");
-  if (a.count >= uint64_t{1} << 32) return Error(Status::kArgument, format("%llu pages in one list; at most 2^32 - 1", static_cast<ull>(a.count)));
+  if (!width_ok(a.source_index_bytes) || !width_ok(a.target_index_bytes))
+    return Error(Status::kArgument, "index_bytes must be 4 (int32) or 8 (int64)");
+  if (a.count > 0 && (a.source == nullptr || a.target == nullptr))
+    return Error(Status::kArgument, "index arrays are missing");
+  if (a.count >= uint64_t{1} << 32)
+    return Error(Status::kArgument, format("%llu pages in one list; at most 2^32 - 1", static_cast<ull>(a.count)));
   uint64_t source_length = 0, target_length = 0;
   if (Error e = check_ends(a.region, a.remote, a.counter, op, &source_length, &target_length)) return e;
   op->kind = OperationKind::kPages;
@@ -228,11 +247,14 @@ Error Engine::check_pages(const te_page_args& a, Operation* op) {
 Error Engine::copy_indices(const te_page_args& a, Operation* op, uint64_t source_length, uint64_t target_length) {
   if (a.count == 0) return {};
   uint64_t source_largest = 0, target_largest = 0;
-  if (!largest_index(a.source_offset, a.source_stride, a.page_bytes, source_length, &source_largest)) return out_of_region("source page 0", a.source_offset, a.page_bytes, source_length);
-  if (!largest_index(a.target_offset, a.target_stride, a.page_bytes, target_length, &target_largest)) return out_of_region("target page 0", a.target_offset, a.page_bytes, target_length);
+  if (!largest_index(a.source_offset, a.source_stride, a.page_bytes, source_length, &source_largest))
+    return out_of_region("source page 0", a.source_offset, a.page_bytes, source_length);
+  if (!largest_index(a.target_offset, a.target_stride, a.page_bytes, target_length, &target_largest))
+    return out_of_region("target page 0", a.target_offset, a.page_bytes, target_length);
   const uint64_t source_bytes = (a.count * a.source_index_bytes + 7) & ~uint64_t{7};
   PageList* list = take_page_list(source_bytes + a.count * a.target_index_bytes);
-  if (list == nullptr) return Error(Status::kExhausted, format("no memory for %llu page indices", static_cast<ull>(a.count)));
+  if (list == nullptr)
+    return Error(Status::kExhausted, format("no memory for %llu page indices", static_cast<ull>(a.count)));
   op->pages = list;
   list->source_stride = a.source_stride;
   list->target_stride = a.target_stride;
@@ -240,10 +262,13 @@ Error Engine::copy_indices(const te_page_args& a, Operation* op, uint64_t source
   list->target_index_bytes = static_cast<uint8_t>(a.target_index_bytes);
   list->target_begin = source_bytes;
   const auto copy = [&](const void* from, uint8_t* to, uint32_t width, uint64_t largest) {
-    return width == 4 ? copy_checked<int32_t>(from, to, a.count, largest) : copy_checked<int64_t>(from, to, a.count, largest);
+    return width == 4 ? copy_checked<int32_t>(from, to, a.count, largest)
+                      : copy_checked<int64_t>(from, to, a.count, largest);
   };
-  if (!copy(a.source, list->data(), a.source_index_bytes, source_largest)) return bad_index("source", a.source, a.source_index_bytes, a.count, source_largest);
-  if (!copy(a.target, list->data() + source_bytes, a.target_index_bytes, target_largest)) return bad_index("target", a.target, a.target_index_bytes, a.count, target_largest);
+  if (!copy(a.source, list->data(), a.source_index_bytes, source_largest))
+    return bad_index("source", a.source, a.source_index_bytes, a.count, source_largest);
+  if (!copy(a.target, list->data() + source_bytes, a.target_index_bytes, target_largest))
+    return bad_index("target", a.target, a.target_index_bytes, a.count, target_largest);
   return {};
 }
 
@@ -358,7 +383,8 @@ te_transfer* Engine::write_batch(std::span<const te_batch_entry> entries, int64_
   head->chain = &block->entries[0];
   for (size_t i = 0; i < entries.size(); ++i) {
     Operation& op = block->entries[i];
-    const Error failure = entries[i].is_pages != 0 ? check_pages(entries[i].pages, &op) : check_write(entries[i].write, &op);
+    const Error failure =
+        entries[i].is_pages != 0 ? check_pages(entries[i].pages, &op) : check_write(entries[i].write, &op);
     if (!failure) continue;
     *error = Error(failure.status(), format("entry %zu: %s", i, failure.message().c_str()));
     drop_claims(head);
@@ -374,7 +400,8 @@ te_transfer* Engine::send(int32_t index, const void* data, uint64_t length, int6
     return nullptr;
   }
   if (length > settings_.values.max_message_bytes) {
-    *error = Error(Status::kArgument, format("a message of %llu bytes; at most %u (setting max_message_bytes)", static_cast<ull>(length), settings_.values.max_message_bytes));
+    *error = Error(Status::kArgument, format("a message of %llu bytes; at most %u (setting max_message_bytes)",
+                                             static_cast<ull>(length), settings_.values.max_message_bytes));
     return nullptr;
   }
   const int64_t deadline = deadline_after(now_ns(), timeout_or_default(timeout_ns));

@@ -49,7 +49,8 @@ class Inbox {
   bool pop(InboxMessage* out, int64_t timeout_ns) {
     std::unique_lock lock(mutex_);
     const auto something = [&] { return !messages_.empty() || shut_; };
-    if (!something() && timeout_ns > 0) ready_.wait_for(lock, std::chrono::nanoseconds(std::min<int64_t>(timeout_ns, kLongestWait)), something);
+    if (!something() && timeout_ns > 0)
+      ready_.wait_for(lock, std::chrono::nanoseconds(std::min<int64_t>(timeout_ns, kLongestWait)), something);
     if (messages_.empty()) return false;
     *out = messages_.front();
     messages_.pop_front();
@@ -126,7 +127,8 @@ class Events {
  private:
   uint32_t take(te_event* out, uint32_t capacity) {
     uint32_t count = 0;
-    if (count < capacity && message_.exchange(false, std::memory_order_acq_rel)) out[count++] = {TE_EVENT_MESSAGE, -1, 0, nullptr};
+    if (count < capacity && message_.exchange(false, std::memory_order_acq_rel))
+      out[count++] = {TE_EVENT_MESSAGE, -1, 0, nullptr};
     {
       const std::lock_guard lock(mutex_);
       while (count < capacity && !lost_.empty()) {

@@ -32,7 +32,7 @@ namespace te {
 enum class OperationKind : uint8_t {
   kWrite,
   kPages,
-  kBatch,           // a chain of writes and page lists that share one transfer
+  kBatch,  // a chain of writes and page lists that share one transfer
   kMessage,
   kConnect,
   kDisconnect,
@@ -94,20 +94,20 @@ struct Operation {
   Link<Operation> active_link;  // all that the worker knows: deadlines
   Operation* chain = nullptr;   // kBatch: the first entry; entries: the next one
   static constexpr uint32_t kNoSlab = 0xFFFFFFFFu;
-  uint32_t slab_index = kNoSlab;     // entries of a batch have none
-  BatchBlock* block = nullptr;       // and this instead
+  uint32_t slab_index = kNoSlab;  // entries of a batch have none
+  BatchBlock* block = nullptr;    // and this instead
 
   OperationKind kind = OperationKind::kWrite;
   Phase phase = Phase::kBody;
   Queue queue = Queue::kNone;
-  bool admitted = false;   // counted in remote->operations
-  bool planned = false;    // the parts below are filled in
-  bool stopped = false;    // nothing more is posted: failed, cancelled or timed out
-  bool reported = false;   // the transfer has been told
+  bool admitted = false;  // counted in remote->operations
+  bool planned = false;   // the parts below are filled in
+  bool stopped = false;   // nothing more is posted: failed, cancelled or timed out
+  bool reported = false;  // the transfer has been told
   bool flush = false;
   bool each_page = false;  // TE_PAGES_EACH applies
   bool has_slot = false;
-  bool unknown = false;    // some part's outcome is unknown
+  bool unknown = false;  // some part's outcome is unknown
   uint8_t slot_posted = 0, slot_delivered = 0;
   uint16_t slot = 0;
   uint8_t parts = 0;
@@ -122,18 +122,19 @@ struct Operation {
   int64_t deadline_ns = 0;
 
   uint64_t source_offset = 0, target_offset = 0;
-  uint64_t length = 0;        // kWrite: bytes; kPages: bytes of a page; kMessage: bytes
+  uint64_t length = 0;  // kWrite: bytes; kPages: bytes of a page; kMessage: bytes
   uint64_t page_count = 0;
-  uint64_t chunks = 1;        // per page
-  PageList* pages = nullptr;  // kPages
+  uint64_t chunks = 1;                 // per page
+  PageList* pages = nullptr;           // kPages
   std::unique_ptr<uint8_t[]> message;  // kMessage: a copy
-  uint64_t position = 0;      // kMessage: bytes sent
-  Counter* local_counter = nullptr;  // kCounterReached, kCloseCounter
+  uint64_t position = 0;               // kMessage: bytes sent
+  Counter* local_counter = nullptr;    // kCounterReached, kCloseCounter
   uint64_t threshold = 0;
-  std::vector<int32_t> watched;      // kCounterReached: peers whose loss ends the wait; kFence: regions not yet certain
-  bool started = false;              // kFence, kClose*: holders were asked; kMessage: its first fragment is out
-  int64_t patience_ns = 0;           // kFence: until when the peer's own word is awaited; ended writes: when a fence is asked for
-  uint32_t session = 0;              // kFence, kDisconnect: of the peer when it began
+  std::vector<int32_t> watched;  // kCounterReached: peers whose loss ends the wait; kFence: regions not yet certain
+  bool started = false;          // kFence, kClose*: holders were asked; kMessage: its first fragment is out
+  int64_t patience_ns =
+      0;                 // kFence: until when the peer's own word is awaited; ended writes: when a fence is asked for
+  uint32_t session = 0;  // kFence, kDisconnect: of the peer when it began
 
   // One per NIC of the engine: with several NICs they lie in the slab's (or the batch's) own array, so that operations stay small.
   Part* part = &only_part;

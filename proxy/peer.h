@@ -26,14 +26,14 @@ struct Credits {
 
 // Sequenced messages in both directions.
 struct Stream {
-  uint32_t sent = 0;                // last sequence number used
-  uint32_t acknowledged = 0;        // by them
+  uint32_t sent = 0;          // last sequence number used
+  uint32_t acknowledged = 0;  // by them
   uint32_t their_window = 0;
-  uint32_t fragment_bytes = 0;      // longest message they take, header included
-  uint32_t received = 0;            // last number up to which all have come
-  uint32_t reported = 0;            // last one acknowledged to them
-  std::vector<Buffer*> early;       // [sequence % window]: came before their turn
-  std::deque<Record> records;       // to be sent
+  uint32_t fragment_bytes = 0;  // longest message they take, header included
+  uint32_t received = 0;        // last number up to which all have come
+  uint32_t reported = 0;        // last one acknowledged to them
+  std::vector<Buffer*> early;   // [sequence % window]: came before their turn
+  std::deque<Record> records;   // to be sent
 };
 
 struct Assembly {  // of a user message from its fragments
@@ -44,27 +44,27 @@ struct Assembly {  // of a user message from its fragments
 
 struct Session {
   bool paths_open = false;
-  bool hello_seen = false;          // we know their token
-  bool saying_bye = false;          // they will post nothing more, or we asked them to drain
-  bool bye_done = false;            // they said that they have drained
-  bool their_bye = false;           // they asked us to drain
+  bool hello_seen = false;  // we know their token
+  bool saying_bye = false;  // they will post nothing more, or we asked them to drain
+  bool bye_done = false;    // they said that they have drained
+  bool their_bye = false;   // they asked us to drain
   bool bye_said = false, bye_answered = false;
   bool ping_out = false, pong_due = false, acknowledge_due = false, hello_ack_due = false;
   PathId paths[TE_MAX_NICS] = {};
   uint64_t token = 0, their_token = 0;
   uint32_t number = 0, their_number = 0, their_index = kNoIndex;
   int64_t hello_at = 0, hello_wait = 0, deadline = 0, ping_at = 0;
-  uint32_t unsequenced_out = 0;     // sends of that class not yet completed
+  uint32_t unsequenced_out = 0;  // sends of that class not yet completed
 
   Credits credits;
   Stream stream;
   Assembly assembly;
-  std::vector<uint16_t> slots;           // that they granted and that are free
-  std::vector<uint16_t> slots_to_return; // of ours, seen complete
-  std::vector<uint16_t> granted_ids;     // every id of ours that they may use
-  std::vector<uint16_t> retired_ids;     // quarantined while the session lives
-  std::vector<Counter*> counters;        // [counter index]: what they attached
-  std::vector<Region*> regions;          // what they attached
+  std::vector<uint16_t> slots;            // that they granted and that are free
+  std::vector<uint16_t> slots_to_return;  // of ours, seen complete
+  std::vector<uint16_t> granted_ids;      // every id of ours that they may use
+  std::vector<uint16_t> retired_ids;      // quarantined while the session lives
+  std::vector<Counter*> counters;         // [counter index]: what they attached
+  std::vector<Region*> regions;           // what they attached
 };
 
 struct Peer {
@@ -72,10 +72,10 @@ struct Peer {
   int32_t index = -1;
   te_address address{};
   std::atomic<uint32_t> state{TE_PEER_IDLE};
-  std::atomic<uint32_t> operations{0};       // submitted and not yet drained
+  std::atomic<uint32_t> operations{0};  // submitted and not yet drained
   std::atomic<int64_t> last_heard_ns{0};
-  std::atomic<uint64_t> consumed_bytes{0};   // of user messages, in this session
-  std::atomic<uint32_t> session_number{0};   // tells old messages' consumption from new
+  std::atomic<uint64_t> consumed_bytes{0};  // of user messages, in this session
+  std::atomic<uint32_t> session_number{0};  // tells old messages' consumption from new
   struct Statistics {
     std::atomic<uint64_t> writes{0}, write_bytes{0}, messages_sent{0}, messages_received{0}, immediates{0}, errors{0};
   } statistics;
@@ -83,19 +83,19 @@ struct Peer {
 
   // Worker only.
   Link<Peer> scheduled_link;
-  Link<Peer> known_link;                      // has or had a session
-  List<Operation, &Operation::queue_link> waiting;   // for a connection or an attachment
+  Link<Peer> known_link;                            // has or had a session
+  List<Operation, &Operation::queue_link> waiting;  // for a connection or an attachment
   List<Operation, &Operation::queue_link> ready;
   List<Operation, &Operation::queue_link> messages;
-  std::vector<Operation*> connects;           // te_peer_connect, te_peer_disconnect and te_peer_fence under way
+  std::vector<Operation*> connects;  // te_peer_connect, te_peer_disconnect and te_peer_fence under way
   std::vector<Operation*> disconnects;
   std::vector<Operation*> fences;
-  std::unordered_map<uint64_t, RemoteRegion*> remote_regions;    // by serial; filled at admission
+  std::unordered_map<uint64_t, RemoteRegion*> remote_regions;  // by serial; filled at admission
   std::unordered_map<uint64_t, RemoteCounter*> remote_counters;
-  uint32_t in_flight[TE_MAX_NICS] = {};       // per NIC of ours
-  uint32_t next_nic = 0;                      // rotation of small writes
-  bool gone = false;                          // it said that it closes for good
-  bool restarted = false;                     // why the last session ended: somebody else lives at that address
+  uint32_t in_flight[TE_MAX_NICS] = {};  // per NIC of ours
+  uint32_t next_nic = 0;                 // rotation of small writes
+  bool gone = false;                     // it said that it closes for good
+  bool restarted = false;                // why the last session ended: somebody else lives at that address
   Session session;
 
   bool connected() const { return state.load(std::memory_order_relaxed) == TE_PEER_CONNECTED; }

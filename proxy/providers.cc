@@ -6,7 +6,9 @@
 namespace te {
 namespace {
 
-bool is_libfabric(const std::string& transport) { return transport == "tcp" || transport == "shm" || transport == "efa"; }
+bool is_libfabric(const std::string& transport) {
+  return transport == "tcp" || transport == "shm" || transport == "efa";
+}
 
 Error unknown(const std::string& transport) {
   if (transport == "cx7") return Error(Status::kTransportUnavailable, "this build has no libibverbs transport (cx7)");

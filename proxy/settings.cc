@@ -1,7 +1,7 @@
 #include "proxy/settings.h"
 
-#include "native/immediate.h"
 #include "native/control.h"
+#include "native/immediate.h"
 #include "proxy/tables.h"
 
 namespace te {
@@ -10,8 +10,9 @@ namespace {
 constexpr int64_t kSecond = 1'000'000'000;
 
 Error out_of_range(const char* name, uint64_t value, uint64_t low, uint64_t high) {
-  return Error(Status::kConfig, format("setting %s is %llu; allowed are %llu to %llu", name, static_cast<unsigned long long>(value),
-                                       static_cast<unsigned long long>(low), static_cast<unsigned long long>(high)));
+  return Error(Status::kConfig,
+               format("setting %s is %llu; allowed are %llu to %llu", name, static_cast<unsigned long long>(value),
+                      static_cast<unsigned long long>(low), static_cast<unsigned long long>(high)));
 }
 
 }  // namespace
@@ -50,7 +51,9 @@ Error Settings::check() const {
   };
   for (const Bound& b : bounds)
     if (b.value < b.low || b.value > b.high) return out_of_range(b.name, b.value, b.low, b.high);
-  if (v.core < TE_CORE_NONE || v.core >= 4096) return Error(Status::kConfig, format("setting core is %d; a CPU number, -1 (choose) or -2 (do not pin) is needed", v.core));
+  if (v.core < TE_CORE_NONE || v.core >= 4096)
+    return Error(Status::kConfig,
+                 format("setting core is %d; a CPU number, -1 (choose) or -2 (do not pin) is needed", v.core));
   if (v.spin_ns < 0) return Error(Status::kConfig, "setting spin_ns is negative");
   return {};
 }

@@ -120,11 +120,11 @@ struct TableEntry {
 struct Region : TableEntry {
   uint64_t serial = 0;
   MemorySpan span;
-  MemoryKey keys[TE_MAX_NICS];          // changed by the worker only (new keys), under `mutex`
+  MemoryKey keys[TE_MAX_NICS];  // changed by the worker only (new keys), under `mutex`
   std::atomic<bool> open{true};
   std::atomic<uint32_t> users{0};
-  std::mutex mutex;                     // keys against describe
-  std::mutex close_mutex;               // one closing thread at a time
+  std::mutex mutex;        // keys against describe
+  std::mutex close_mutex;  // one closing thread at a time
 
   // Worker only.
   std::vector<Peer*> holders;           // peers that have attached it
@@ -153,10 +153,10 @@ struct Remote : TableEntry {
   std::atomic<Attachment> state{Attachment::kNew};
 
   // Worker only.
-  uint32_t in_flight = 0;        // work requests that use it
-  uint32_t operations = 0;       // admitted operations that point here
-  bool revoke_pending = false;   // acknowledge when in_flight is 0
-  bool exhausted = false;        // kRefused because the owner's ids or indices ran out
+  uint32_t in_flight = 0;       // work requests that use it
+  uint32_t operations = 0;      // admitted operations that point here
+  bool revoke_pending = false;  // acknowledge when in_flight is 0
+  bool exhausted = false;       // kRefused because the owner's ids or indices ran out
 };
 
 struct RemoteRegion : Remote {

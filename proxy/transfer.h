@@ -28,13 +28,13 @@ struct te_transfer {
   std::atomic<uint32_t> state{0};
   std::atomic<uint32_t> references{0};  // the caller's, and one for the engine until everything is drained
   std::atomic<bool> cancel_requested{false};
-  te::Engine* engine = nullptr;         // valid until kDone
+  te::Engine* engine = nullptr;  // valid until kDone
   int64_t submitted_ns = 0;
   int64_t finished_ns = 0;
 
   // Worker only.
-  uint32_t unfinished = 0;              // operations that have not ended
-  uint32_t undrained = 0;               // operations with work requests that may still land
+  uint32_t unfinished = 0;  // operations that have not ended
+  uint32_t undrained = 0;   // operations with work requests that may still land
 
   // The result: written before kDone.
   te::Status status = te::Status::kOk;
@@ -44,7 +44,7 @@ struct te_transfer {
   char detail[160] = {};
 
   uint64_t user = 0;
-  te_transfer* next = nullptr;          // in the engine's event stack, or the pool's free list
+  te_transfer* next = nullptr;  // in the engine's event stack, or the pool's free list
 
   bool ended() const { return (state.load(std::memory_order_acquire) & kDone) != 0; }
 };

@@ -12,8 +12,8 @@ namespace te {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
-constexpr int64_t kTick = 2 * kMillisecond;             // resolution of deadlines
-constexpr int64_t kLongestSleep = 100 * kMillisecond;   // heartbeats are checked at least this often
+constexpr int64_t kTick = 2 * kMillisecond;            // resolution of deadlines
+constexpr int64_t kLongestSleep = 100 * kMillisecond;  // heartbeats are checked at least this often
 constexpr uint32_t kSendDepthReserve = 8;
 
 }  // namespace
@@ -25,7 +25,8 @@ Worker::Worker(Engine* engine)
       settings_(engine->settings_.values),
       nic_count_(engine->nic_count_),
       all_nics_((1u << engine->nic_count_) - 1),
-      max_chunk_(std::min(engine->capabilities_.max_write_bytes, settings_.chunk_bytes == 0 ? UINT64_MAX : settings_.chunk_bytes)),
+      max_chunk_(std::min(engine->capabilities_.max_write_bytes,
+                          settings_.chunk_bytes == 0 ? UINT64_MAX : settings_.chunk_bytes)),
       fragment_bytes_(std::min<uint32_t>(engine->capabilities_.max_send_bytes, 8192)),
       nics_(engine->nic_count_),
       buffers_(engine->provider_.get(), 0, fragment_bytes_),
@@ -33,7 +34,8 @@ Worker::Worker(Engine* engine)
       flush_sink_(64),
       flush_keys_(engine->nic_count_) {
   for (NicState& nic : nics_) {
-    nic.depth = settings_.nic_depth == 0 ? capabilities_.nic_depth : std::min(settings_.nic_depth, capabilities_.nic_depth);
+    nic.depth =
+        settings_.nic_depth == 0 ? capabilities_.nic_depth : std::min(settings_.nic_depth, capabilities_.nic_depth);
     nic.depth = std::max(nic.depth, kSendDepthReserve);
   }
 }
@@ -46,9 +48,13 @@ Worker::~Worker() {
 }
 
 Error Worker::start() {
-  if (fragment_bytes_ < 512) return Error(Status::kConfig, format("the provider sends at most %u bytes in a message; 512 are needed", fragment_bytes_));
+  if (fragment_bytes_ < 512)
+    return Error(Status::kConfig,
+                 format("the provider sends at most %u bytes in a message; 512 are needed", fragment_bytes_));
   for (uint32_t i = 0; i < nic_count_ && capabilities_.reads; ++i)
-    if (Error e = provider_.register_memory(i, {flush_sink_.data(), flush_sink_.size(), TE_DEVICE_HOST, 0}, &flush_keys_[i])) return e;
+    if (Error e =
+            provider_.register_memory(i, {flush_sink_.data(), flush_sink_.size(), TE_DEVICE_HOST, 0}, &flush_keys_[i]))
+      return e;
     else ++flush_registered_;
   receives_wanted_ = 32;  // for hellos of strangers
   if (Error e = buffers_.grow(64)) return e;
@@ -62,7 +68,8 @@ Error Worker::start() {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.fd = fd;
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return Error(Status::kConfig, format("epoll_ctl failed for descriptor %d", fd), errno);
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0)
+      return Error(Status::kConfig, format("epoll_ctl failed for descriptor %d", fd), errno);
   }
   try {
     thread_ = std::thread([this] { run(); });
@@ -144,7 +151,8 @@ bool Worker::may_sleep() {
 void Worker::sleep() {
   engine_.doorbell_.set_sleeping(true);
   bool safe = engine_.commands_.empty() && !stop_requested_.load(std::memory_order_seq_cst) &&
-              !engine_.cancel_requested_.load(std::memory_order_seq_cst) && !engine_.credit_requested_.load(std::memory_order_seq_cst);
+              !engine_.cancel_requested_.load(std::memory_order_seq_cst) &&
+              !engine_.credit_requested_.load(std::memory_order_seq_cst);
   for (uint32_t i = 0; safe && i < nic_count_; ++i) safe = provider_.arm(i);
   if (safe) {
     const int64_t timeout = sleep_timeout();
@@ -162,7 +170,8 @@ int64_t Worker::sleep_timeout() {
   if (!scheduled_.empty() || !closings_.empty() || !rekeying_.empty()) return kTick;
   int64_t until = std::min(now_ + kLongestSleep, next_deadline_);
   for (Peer* peer = known_.front(); peer != nullptr; peer = known_.next(peer))
-    if (peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) until = std::min(until, peer->session.hello_at);
+    if (peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING)
+      until = std::min(until, peer->session.hello_at);
   return until - now_;
 }
 
@@ -187,7 +196,8 @@ void Worker::tick() {
   if (!idle_receives_.empty() || receives_made_ < receives_wanted_) post_receives();
   if (!stopping_ && stop_requested_.load(std::memory_order_seq_cst)) {
     stopping_ = true;
-    while (engine_.submitting_.load(std::memory_order_seq_cst) != 0) sched_yield();  // none starts any more: closing_ is set
+    while (engine_.submitting_.load(std::memory_order_seq_cst) != 0)
+      sched_yield();  // none starts any more: closing_ is set
     while (take_commands()) {
     }
     for (Operation* op = active_.front(); op != nullptr;) {
@@ -207,7 +217,8 @@ void Worker::check_deadlines() {
     Operation* next = active_.next(op);
     if (!op->reported && op->deadline_ns <= now_) {
       const char* why = "the deadline passed";
-      if (op->peer != nullptr && op->peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) why = "the deadline passed while the peer was being connected";
+      if (op->peer != nullptr && op->peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING)
+        why = "the deadline passed while the peer was being connected";
       fail(op, Status::kTimeout, why);
     } else if (!op->reported) {
       next_deadline_ = std::min(next_deadline_, op->deadline_ns);

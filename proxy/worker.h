@@ -20,8 +20,8 @@
 namespace te {
 
 struct NicState {
-  uint32_t depth = 0;       // work requests that may be in flight
-  uint32_t in_flight = 0;   // of live sessions
+  uint32_t depth = 0;      // work requests that may be in flight
+  uint32_t in_flight = 0;  // of live sessions
   struct {
     std::atomic<uint64_t> writes{0}, write_bytes{0}, sends{0}, receives{0}, immediates{0}, reads{0}, errors{0}, busy{0};
     std::atomic<uint32_t> in_flight{0};
@@ -33,10 +33,10 @@ struct Ghost {
   Peer* peer = nullptr;
   bool paths_open = false;
   PathId paths[TE_MAX_NICS] = {};
-  std::vector<uint32_t> regions;   // handles
-  std::vector<uint16_t> ids;       // quarantined
-  bool dead = false;               // proven; our own queues still have to be drained
-  uint32_t quiet_rounds = 0;       // since then, with nothing polled
+  std::vector<uint32_t> regions;  // handles
+  std::vector<uint16_t> ids;      // quarantined
+  bool dead = false;              // proven; our own queues still have to be drained
+  uint32_t quiet_rounds = 0;      // since then, with nothing polled
 };
 
 class Worker {
@@ -90,7 +90,7 @@ class Worker {
   // --- worker_finish.cc
   void report(Operation* op, Status status, int provider_status, int nic, const char* detail);
   void end_transfer(te_transfer* transfer);
-  void finish(Operation* op);                 // nothing of it is in flight; success unless it was reported before
+  void finish(Operation* op);  // nothing of it is in flight; success unless it was reported before
   void fail(Operation* op, Status status, const char* detail, int provider_status = 0, int nic = -1);
   void settle_quiesced(te_transfer* transfer);
   void release_operation(Operation* op);
@@ -202,7 +202,7 @@ class Worker {
   const Capabilities& capabilities_;
   const te_settings& settings_;
   const uint32_t nic_count_;
-  const uint32_t all_nics_;        // mask
+  const uint32_t all_nics_;  // mask
   const uint64_t max_chunk_;
   const uint32_t fragment_bytes_;
 
@@ -220,7 +220,7 @@ class Worker {
   int64_t next_deadline_ = INT64_MAX;  // no operation's deadline is earlier
   bool fences_wanted_ = false;         // some operation has ended before it drained
   bool polled_something_ = false;
-  uint32_t total_in_flight_ = 0;   // writes, reads and sends of live sessions
+  uint32_t total_in_flight_ = 0;  // writes, reads and sends of live sessions
 
   std::vector<NicState> nics_;
   WorkItems items_;
@@ -232,11 +232,11 @@ class Worker {
   List<Peer, &Peer::scheduled_link> scheduled_;
   List<Peer, &Peer::known_link> known_;
   bool in_closings_ = false;
-  std::vector<Operation*> closings_;      // kCloseRegion, kCloseCounter, kFence under way
+  std::vector<Operation*> closings_;  // kCloseRegion, kCloseCounter, kFence under way
   std::vector<Ghost> ghosts_;
   std::vector<Region*> rekeying_;
   uint32_t next_session_ = 1;
-  uint32_t spare_operations_;             // next index of the slab's reserve
+  uint32_t spare_operations_;  // next index of the slab's reserve
 
   // The batch being filled in post_ready.
   uint32_t batch_nic_ = 0, batch_count_ = 0, blocked_ = 0;  // blocked_: mask of NICs that take nothing more this time

@@ -37,9 +37,12 @@ bool Worker::attached(Peer& peer, Remote& remote, RecordType request) {
 
 void Worker::take_region_attached(Peer& peer, const Record& record) {
   const auto found = peer.remote_regions.find(record.serial);
-  if (found == peer.remote_regions.end() || found->second->state.load(std::memory_order_relaxed) != Attachment::kAttaching) return;
+  if (found == peer.remote_regions.end() ||
+      found->second->state.load(std::memory_order_relaxed) != Attachment::kAttaching)
+    return;
   RemoteRegion& remote = *found->second;
-  const bool usable = record.granted == Grant::kGranted && record.length == remote.length && record.nics >= peer.address.nic_count;
+  const bool usable =
+      record.granted == Grant::kGranted && record.length == remote.length && record.nics >= peer.address.nic_count;
   if (usable) {
     std::copy(record.base.begin(), record.base.end(), remote.base);
     std::copy(record.key.begin(), record.key.end(), remote.key);
@@ -50,7 +53,9 @@ void Worker::take_region_attached(Peer& peer, const Record& record) {
 
 void Worker::take_counter_attached(Peer& peer, const Record& record) {
   const auto found = peer.remote_counters.find(record.serial);
-  if (found == peer.remote_counters.end() || found->second->state.load(std::memory_order_relaxed) != Attachment::kAttaching) return;
+  if (found == peer.remote_counters.end() ||
+      found->second->state.load(std::memory_order_relaxed) != Attachment::kAttaching)
+    return;
   RemoteCounter& remote = *found->second;
   const bool granted = record.granted == Grant::kGranted && record.index < kMaxCounterIndex;
   remote.id = record.id;
@@ -90,10 +95,13 @@ void Worker::revoke(Peer& peer, Remote& remote, bool temporary, bool is_region) 
       if (temporary) {
         enqueue(peer, op, Queue::kWaiting);
       } else if (op->in_flight == 0) {
-        fail(op, Status::kRegionClosed, is_region ? "the peer closed the target region" : "the peer closed the counter");
+        fail(op, Status::kRegionClosed,
+             is_region ? "the peer closed the target region" : "the peer closed the counter");
       } else {  // ends when it has drained: see advance
         op->stopped = true;
-        note_failure(op->transfer, Status::kRegionClosed, 0, -1, peer.index, is_region ? "the peer closed the target region during the write" : "the peer closed the counter during the write");
+        note_failure(op->transfer, Status::kRegionClosed, 0, -1, peer.index,
+                     is_region ? "the peer closed the target region during the write"
+                               : "the peer closed the counter during the write");
       }
     }
     op = next;
@@ -139,7 +147,8 @@ void Worker::recycle_if_unused(Peer& peer, Remote& remote, bool is_region) {
 
 void Worker::take_attach_region(Peer& peer, uint64_t serial) {
   Region* region = engine_.region_by_serial(serial);
-  if (region == nullptr || !region->open.load(std::memory_order_seq_cst)) return push_record(peer, answer(RecordType::kRegionAttached, serial));
+  if (region == nullptr || !region->open.load(std::memory_order_seq_cst))
+    return push_record(peer, answer(RecordType::kRegionAttached, serial));
   if (region->rekeying) {
     region->waiting_holders.push_back(&peer);
     return;
@@ -164,7 +173,8 @@ void Worker::grant_region(Peer& peer, Region& region) {
 
 void Worker::take_attach_counter(Peer& peer, uint64_t serial) {
   Counter* counter = engine_.counter_by_serial(serial);
-  if (counter == nullptr || !counter->open.load(std::memory_order_relaxed)) return push_record(peer, answer(RecordType::kCounterAttached, serial));
+  if (counter == nullptr || !counter->open.load(std::memory_order_relaxed))
+    return push_record(peer, answer(RecordType::kCounterAttached, serial));
   Record record = answer(RecordType::kCounterAttached, serial, Grant::kGranted);
   for (const Counter::Holder& holder : counter->holders) {
     if (holder.peer != &peer) continue;

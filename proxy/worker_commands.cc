@@ -29,7 +29,9 @@ bool Worker::take_commands() {
     }
     engine_.give_back_operation(op);
   }
-  if (engine_.cancel_requested_.load(std::memory_order_relaxed) && engine_.cancel_requested_.exchange(false, std::memory_order_seq_cst)) cancel_requested();
+  if (engine_.cancel_requested_.load(std::memory_order_relaxed) &&
+      engine_.cancel_requested_.exchange(false, std::memory_order_seq_cst))
+    cancel_requested();
   return taken > 0;
 }
 
@@ -42,21 +44,30 @@ void Worker::begin(Operation* op) {
     case OperationKind::kPages:
       if (claim(op)) admit(op);
       return;
-    case OperationKind::kMessage: return admit(op);
-    case OperationKind::kConnect: return begin_connect(op);
-    case OperationKind::kDisconnect: return begin_disconnect(op);
-    case OperationKind::kFence: return begin_fence(op);
-    case OperationKind::kCounterReached: return begin_reached(op);
-    case OperationKind::kCloseRegion: return begin_close_region(op);
-    case OperationKind::kCloseCounter: return begin_close_counter(op);
-    case OperationKind::kBatch: return;  // taken apart in take_commands
+    case OperationKind::kMessage:
+      return admit(op);
+    case OperationKind::kConnect:
+      return begin_connect(op);
+    case OperationKind::kDisconnect:
+      return begin_disconnect(op);
+    case OperationKind::kFence:
+      return begin_fence(op);
+    case OperationKind::kCounterReached:
+      return begin_reached(op);
+    case OperationKind::kCloseRegion:
+      return begin_close_region(op);
+    case OperationKind::kCloseCounter:
+      return begin_close_counter(op);
+    case OperationKind::kBatch:
+      return;  // taken apart in take_commands
   }
 }
 
 // The submitter found these objects; only now is it certain that they were not recycled in between.
 bool Worker::claim(Operation* op) {
   const bool region_alive = op->remote->handle.load(std::memory_order_relaxed) == op->remote_handle;
-  const bool counter_alive = op->counter == nullptr || op->counter->handle.load(std::memory_order_relaxed) == op->counter_handle;
+  const bool counter_alive =
+      op->counter == nullptr || op->counter->handle.load(std::memory_order_relaxed) == op->counter_handle;
   if (!region_alive || !counter_alive) {
     fail(op, Status::kRegionClosed, region_alive ? "the peer closed the counter" : "the peer closed the target region");
     return false;
@@ -96,7 +107,8 @@ void Worker::admit(Operation* op) {
   }
   if (peer.session.their_bye) return fail(op, Status::kPeerLost, "the peer is closing its engine");
   if (op->kind == OperationKind::kMessage) {
-    if (op->length > peer.session.credits.their_queue_bytes / 2) return fail(op, Status::kArgument, "the message is longer than the peer accepts");
+    if (op->length > peer.session.credits.their_queue_bytes / 2)
+      return fail(op, Status::kArgument, "the message is longer than the peer accepts");
     return enqueue(peer, op, Queue::kMessages);
   }
   const Remote* ends[] = {op->remote, op->counter};
@@ -110,7 +122,8 @@ void Worker::admit(Operation* op) {
       return fail(op, Status::kExhausted, why);
     }
     if (state == Attachment::kRevoked || state == Attachment::kRefused) {
-      std::snprintf(why, sizeof why, "the peer closed the target %s (serial %llu)", what, static_cast<unsigned long long>(end->serial));
+      std::snprintf(why, sizeof why, "the peer closed the target %s (serial %llu)", what,
+                    static_cast<unsigned long long>(end->serial));
       return fail(op, Status::kRegionClosed, why);
     }
   }
@@ -142,8 +155,9 @@ void Worker::plan(Operation& op) {
   if (pages) parts = static_cast<uint32_t>(std::min<uint64_t>(parts, op.page_count));
   op.parts = static_cast<uint8_t>(parts);
   const uint64_t longest = pages ? (op.page_count + parts - 1) / parts : 1;
-  op.each_page = pages && op.counter != nullptr && op.chunks == 1 && settings_.page_immediates != TE_PAGES_LAST &&
-                 (settings_.page_immediates == TE_PAGES_EACH || (!capabilities_.ordered_writes && longest <= kEagerPages));
+  op.each_page =
+      pages && op.counter != nullptr && op.chunks == 1 && settings_.page_immediates != TE_PAGES_LAST &&
+      (settings_.page_immediates == TE_PAGES_EACH || (!capabilities_.ordered_writes && longest <= kEagerPages));
   const uint32_t first = peer.next_nic;
   peer.next_nic = (peer.next_nic + 1) % nic_count_;
   bool body = false;
@@ -172,7 +186,8 @@ void Worker::plan_part(Operation& op, uint32_t index, uint32_t nic) {
 void Worker::cancel_requested() {
   for (Operation* op = active_.front(); op != nullptr;) {
     Operation* next = active_.next(op);
-    if (!op->reported && op->transfer->cancel_requested.load(std::memory_order_acquire)) fail(op, Status::kCancelled, "cancelled by the caller");
+    if (!op->reported && op->transfer->cancel_requested.load(std::memory_order_acquire))
+      fail(op, Status::kCancelled, "cancelled by the caller");
     op = next;
   }
 }
@@ -199,7 +214,8 @@ void Worker::begin_disconnect(Operation* op) {
 
 void Worker::begin_reached(Operation* op) {
   Counter& counter = *op->local_counter;
-  if (counter.handle.load(std::memory_order_relaxed) != op->counter_handle || !counter.open.load(std::memory_order_relaxed))
+  if (counter.handle.load(std::memory_order_relaxed) != op->counter_handle ||
+      !counter.open.load(std::memory_order_relaxed))
     return fail(op, Status::kClosed, "the counter was closed");
   counter.armed.push_back(op);
   check_armed(counter);
@@ -215,8 +231,8 @@ void Worker::check_armed(Counter& counter) {
         const uint32_t state = peer == nullptr ? uint32_t{TE_PEER_LOST} : peer->state.load(std::memory_order_relaxed);
         if (state != TE_PEER_LOST && state != TE_PEER_CLOSED) continue;
         char why[120];
-        std::snprintf(why, sizeof why, "counter at %llu/%llu when a peer that it depends on was lost", static_cast<unsigned long long>(value),
-                      static_cast<unsigned long long>(op->threshold));
+        std::snprintf(why, sizeof why, "counter at %llu/%llu when a peer that it depends on was lost",
+                      static_cast<unsigned long long>(value), static_cast<unsigned long long>(op->threshold));
         report(op, Status::kPeerLost, 0, -1, why);
         op->transfer->peer = index;
         break;

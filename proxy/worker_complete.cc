@@ -15,11 +15,15 @@ bool Worker::poll_nic(uint32_t nic) {
 
 void Worker::complete(uint32_t nic, const Completion& c) {
   switch (c.kind) {
-    case CompletionKind::kImmediate: return immediate_arrived(nic, c.immediate);
-    case CompletionKind::kReceived: return received(nic, c, static_cast<WorkItem*>(c.context));
+    case CompletionKind::kImmediate:
+      return immediate_arrived(nic, c.immediate);
+    case CompletionKind::kReceived:
+      return received(nic, c, static_cast<WorkItem*>(c.context));
     case CompletionKind::kPathUp:
-    case CompletionKind::kPathDown: return;  // connected paths come with their provider
-    case CompletionKind::kSent: break;
+    case CompletionKind::kPathDown:
+      return;  // connected paths come with their provider
+    case CompletionKind::kSent:
+      break;
   }
   auto* item = static_cast<WorkItem*>(c.context);
   if (item == nullptr) return;
@@ -52,20 +56,24 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
   } else {
     op->unknown |= c.landed_unknown;
     // Credits of an immediate that certainly never left come back by no other way.
-    if (current && item->with_immediate && !c.landed_unknown) --peer.session.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
+    if (current && item->with_immediate && !c.landed_unknown)
+      --peer.session.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
     if (!op->stopped) {
       op->stopped = true;
       if (op->queue != Queue::kNone) leave_queue(op);
       // The transfer ends when its work requests have drained, so that it is quiesced; see advance.
-      note_failure(op->transfer, c.status, c.provider_status, static_cast<int>(nic), peer.index, "a work request failed");
+      note_failure(op->transfer, c.status, c.provider_status, static_cast<int>(nic), peer.index,
+                   "a work request failed");
     }
   }
   items_.give_back(item);
   // Before the operation ends: after it these objects may belong to somebody else.
   for (Remote* end : {static_cast<Remote*>(op->remote), static_cast<Remote*>(op->counter)})
-    if (end != nullptr && end->revoke_pending && end->in_flight == 0) acknowledge_revocation(peer, *end, end == op->remote);
+    if (end != nullptr && end->revoke_pending && end->in_flight == 0)
+      acknowledge_revocation(peer, *end, end == op->remote);
   if (op->in_flight == 0 && op->queue == Queue::kNone) advance(op);
-  if (c.status == Status::kPeerLost && current && peer.connected()) lose(peer, Status::kPeerLost, "the connection to the peer broke");
+  if (c.status == Status::kPeerLost && current && peer.connected())
+    lose(peer, Status::kPeerLost, "the connection to the peer broke");
 }
 
 // Nothing of the operation is in flight, and it is in no list.
@@ -90,7 +98,9 @@ void Worker::advance(Operation* op) {
 void Worker::retire_slot(Operation& op) {
   op.has_slot = false;
   Peer& peer = *op.peer;
-  if (!peer.connected() || std::find(peer.session.slots.begin(), peer.session.slots.end(), op.slot) != peer.session.slots.end()) return;
+  if (!peer.connected() ||
+      std::find(peer.session.slots.begin(), peer.session.slots.end(), op.slot) != peer.session.slots.end())
+    return;
   if (op.slot_posted == 0) {
     peer.session.slots.push_back(op.slot);
     return;
@@ -132,7 +142,8 @@ void Worker::slot_arrived(uint16_t id, IdEntry& entry, uint32_t immediate) {
   } else {
     if (entry.seen < entry.parts) return;
     const std::vector<Counter*>& counters = peer.session.counters;
-    if (entry.counter_index < counters.size() && counters[entry.counter_index] != nullptr) raise(*counters[entry.counter_index], 1);
+    if (entry.counter_index < counters.size() && counters[entry.counter_index] != nullptr)
+      raise(*counters[entry.counter_index], 1);
     else bump(stray_immediates_);
   }
   entry.seen = entry.parts = entry.expected = 0;

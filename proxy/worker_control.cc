@@ -7,9 +7,9 @@ namespace te {
 namespace {
 
 constexpr uint32_t kControlNic = 0;
-constexpr uint32_t kMostUnsequenced = 4;     // acknowledgements and signs of life in flight towards one peer
-constexpr size_t kMostRecords = 1 << 16;     // queued towards a peer that does not acknowledge: it is broken or hostile
-constexpr uint64_t kMessageOverhead = 64;    // charged per message, so that empty ones cannot fill the receiver's memory
+constexpr uint32_t kMostUnsequenced = 4;   // acknowledgements and signs of life in flight towards one peer
+constexpr size_t kMostRecords = 1 << 16;   // queued towards a peer that does not acknowledge: it is broken or hostile
+constexpr uint64_t kMessageOverhead = 64;  // charged per message, so that empty ones cannot fill the receiver's memory
 
 }  // namespace
 
@@ -58,7 +58,9 @@ bool Worker::send_buffer(Peer& peer, Buffer* buffer, uint32_t length, WorkKind k
 bool Worker::acknowledgement_due(const Peer& peer) const {
   const Session& s = peer.session;
   if (s.stream.received - s.stream.reported >= settings_.message_window / 2) return true;
-  if (peer.consumed_bytes.load(std::memory_order_relaxed) - s.credits.consumed_reported >= settings_.message_queue_bytes / 4) return true;
+  if (peer.consumed_bytes.load(std::memory_order_relaxed) - s.credits.consumed_reported >=
+      settings_.message_queue_bytes / 4)
+    return true;
   for (uint32_t i = 0; i < nic_count_; ++i)
     if (s.credits.polled[i] - s.credits.reported[i] >= settings_.immediate_window / 2) return true;
   return false;
@@ -82,7 +84,8 @@ bool Worker::post_control(Peer& peer) {
   posted |= post_records(peer);
   posted |= post_fragments(peer);
   if (acknowledgement_due(peer) && post_unsequenced(peer, MessageType::kAck)) posted = true;
-  if (s.stream.records.size() > kMostRecords) lose(peer, Status::kPeerLost, "the peer does not take control messages any more");
+  if (s.stream.records.size() > kMostRecords)
+    lose(peer, Status::kPeerLost, "the peer does not take control messages any more");
   return posted;
 }
 
@@ -124,7 +127,8 @@ bool Worker::post_fragments(Peer& peer) {
   while (Operation* op = peer.messages.front()) {
     if (stream.sent - stream.acknowledged >= stream.their_window) return posted;
     const bool first = !op->started;
-    const uint32_t room = std::min(stream.fragment_bytes, fragment_bytes_) - kHeaderBytes - (first ? sizeof(uint64_t) : 0);
+    const uint32_t room =
+        std::min(stream.fragment_bytes, fragment_bytes_) - kHeaderBytes - (first ? sizeof(uint64_t) : 0);
     const uint64_t part = std::min<uint64_t>(op->length - op->position, room);
     const uint64_t charge = part + (first ? kMessageOverhead : 0);
     if (credits.bytes_sent + charge - credits.bytes_consumed_by_them > credits.their_queue_bytes) return posted;
@@ -162,7 +166,8 @@ bool Worker::post_unsequenced(Peer& peer, MessageType type) {
   Buffer* buffer = buffers_.take();
   if (buffer == nullptr) return false;
   MessageHeader header = header_for(peer, type);
-  header.body_bytes = write_counts(s.credits.polled, nic_count_, std::span(buffer->data + kHeaderBytes, buffers_.bytes() - kHeaderBytes));
+  header.body_bytes = write_counts(s.credits.polled, nic_count_,
+                                   std::span(buffer->data + kHeaderBytes, buffers_.bytes() - kHeaderBytes));
   write_header(header, std::span(buffer->data, kHeaderBytes));
   if (!send_buffer(peer, buffer, kHeaderBytes + header.body_bytes, WorkKind::kControl, false, nullptr)) {
     buffers_.give_back(buffer);
@@ -226,7 +231,8 @@ void Worker::post_receives() {
   }
   while (!idle_receives_.empty()) {
     WorkItem* item = idle_receives_.back();
-    const PostResult result = provider_.post_receive(kControlNic, item->buffer->data, fragment_bytes_, item->buffer->local_key, item);
+    const PostResult result =
+        provider_.post_receive(kControlNic, item->buffer->data, fragment_bytes_, item->buffer->local_key, item);
     if (result.posted == 0) break;
     idle_receives_.pop_back();
   }
@@ -274,9 +280,11 @@ bool Worker::receive_from(Peer& peer, const MessageHeader& header, Buffer* buffe
   if (header.type == MessageType::kHelloAck) return take_hello_ack(peer, body), false;
   if (header.type == MessageType::kReject) return take_reject(peer, body), false;
   // Cumulative: only news move it.
-  if (static_cast<int32_t>(header.acknowledged - s.stream.acknowledged) > 0 && header.acknowledged - s.stream.acknowledged <= s.stream.sent - s.stream.acknowledged)
+  if (static_cast<int32_t>(header.acknowledged - s.stream.acknowledged) > 0 &&
+      header.acknowledged - s.stream.acknowledged <= s.stream.sent - s.stream.acknowledged)
     s.stream.acknowledged = header.acknowledged;
-  if (header.consumed_bytes > s.credits.bytes_consumed_by_them && header.consumed_bytes <= s.credits.bytes_sent) s.credits.bytes_consumed_by_them = header.consumed_bytes;
+  if (header.consumed_bytes > s.credits.bytes_consumed_by_them && header.consumed_bytes <= s.credits.bytes_sent)
+    s.credits.bytes_consumed_by_them = header.consumed_bytes;
   if (!peer.messages.empty() || !s.stream.records.empty()) schedule(peer);
   switch (header.type) {
     case MessageType::kPing:
@@ -284,8 +292,10 @@ bool Worker::receive_from(Peer& peer, const MessageHeader& header, Buffer* buffe
       schedule(peer);
       [[fallthrough]];
     case MessageType::kPong:
-    case MessageType::kAck: return take_counts(peer, body), false;
-    default: break;
+    case MessageType::kAck:
+      return take_counts(peer, body), false;
+    default:
+      break;
   }
   const uint32_t ahead = header.sequence - s.stream.received;
   if (ahead == 0 || ahead > s.stream.early.size()) {
@@ -335,22 +345,33 @@ void Worker::take_records(Peer& peer, std::span<const uint8_t> body) {
 
 void Worker::take_record(Peer& peer, const Record& record) {
   switch (record.type) {
-    case RecordType::kAttachRegion: return take_attach_region(peer, record.serial);
-    case RecordType::kRegionAttached: return take_region_attached(peer, record);
-    case RecordType::kAttachCounter: return take_attach_counter(peer, record.serial);
-    case RecordType::kCounterAttached: return take_counter_attached(peer, record);
-    case RecordType::kRevokeRegion: return take_revoke_region(peer, record);
+    case RecordType::kAttachRegion:
+      return take_attach_region(peer, record.serial);
+    case RecordType::kRegionAttached:
+      return take_region_attached(peer, record);
+    case RecordType::kAttachCounter:
+      return take_attach_counter(peer, record.serial);
+    case RecordType::kCounterAttached:
+      return take_counter_attached(peer, record);
+    case RecordType::kRevokeRegion:
+      return take_revoke_region(peer, record);
     case RecordType::kRegionRevoked:
-    case RecordType::kCounterRevoked: return take_revoked(peer, record);
-    case RecordType::kRevokeCounter: return take_revoke_counter(peer, record);
+    case RecordType::kCounterRevoked:
+      return take_revoked(peer, record);
+    case RecordType::kRevokeCounter:
+      return take_revoke_counter(peer, record);
     case RecordType::kSlots:
       peer.session.slots.insert(peer.session.slots.end(), record.ids.begin(), record.ids.end());
       if (!peer.ready.empty()) schedule(peer);
       return;
-    case RecordType::kRetireSlot: return take_retire_slot(peer, record);
-    case RecordType::kFence: return take_fence(peer, record.serial);
-    case RecordType::kFenced: return take_fenced(peer, record);
-    case RecordType::kBye: return take_bye(peer, record.for_good);
+    case RecordType::kRetireSlot:
+      return take_retire_slot(peer, record);
+    case RecordType::kFence:
+      return take_fence(peer, record.serial);
+    case RecordType::kFenced:
+      return take_fenced(peer, record);
+    case RecordType::kBye:
+      return take_bye(peer, record.for_good);
     case RecordType::kByeDone:
       peer.session.bye_done = true;
       schedule(peer);
@@ -422,7 +443,8 @@ void Worker::take_counts(Peer& peer, std::span<const uint8_t> body) {
   Credits& credits = peer.session.credits;
   for (uint32_t i = 0; i < nics; ++i) {
     const uint32_t news = counts[i] - credits.polled_by_them[i];
-    if (static_cast<int32_t>(news) > 0 && news <= credits.sent[i] - credits.polled_by_them[i]) credits.polled_by_them[i] = counts[i];
+    if (static_cast<int32_t>(news) > 0 && news <= credits.sent[i] - credits.polled_by_them[i])
+      credits.polled_by_them[i] = counts[i];
   }
   if (!peer.ready.empty()) schedule(peer);
 }

@@ -84,8 +84,9 @@ bool Worker::region_released(Region& region) {
   if (!region.holders.empty() || region.users.load(std::memory_order_seq_cst) != 0) return false;
   if (capabilities_.keys_enforced) return true;  // deregistering ends what a lost peer could do
   const uint32_t handle = region.handle.load(std::memory_order_relaxed);
-  return std::none_of(ghosts_.begin(), ghosts_.end(),
-                      [&](const Ghost& ghost) { return std::find(ghost.regions.begin(), ghost.regions.end(), handle) != ghost.regions.end(); });
+  return std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
+    return std::find(ghost.regions.begin(), ghost.regions.end(), handle) != ghost.regions.end();
+  });
 }
 
 bool Worker::close_counter_step(Operation* op) {
@@ -94,7 +95,8 @@ bool Worker::close_counter_step(Operation* op) {
     op->started = true;
     while (!counter.armed.empty()) fail(counter.armed.back(), Status::kClosed, "the counter was closed");
     const std::vector<Counter::Holder> holders = counter.holders;
-    for (const Counter::Holder& holder : holders) push_record(*holder.peer, revoke_record(RecordType::kRevokeCounter, counter.serial, false));
+    for (const Counter::Holder& holder : holders)
+      push_record(*holder.peer, revoke_record(RecordType::kRevokeCounter, counter.serial, false));
   }
   return counter.holders.empty();
 }
@@ -115,7 +117,8 @@ bool Worker::fence_step(Operation* op) {
   }
   if (same_session) {
     if (op->watched.empty() || !capabilities_.keys_enforced || now_ < op->patience_ns) return op->watched.empty();
-    lose(peer, Status::kPeerLost, "fenced: the peer did not confirm that it had drained");  // leaves a ghost with the regions
+    lose(peer, Status::kPeerLost,
+         "fenced: the peer did not confirm that it had drained");  // leaves a ghost with the regions
     return false;
   }
   bool certain = true;
@@ -202,7 +205,8 @@ void Worker::take_fenced(Peer& peer, const Record& record) {
   RemoteRegion& remote = *found->second;
   if (record.granted != Grant::kGranted) return;
   remote.fence_requested = false;
-  if (remote.state.load(std::memory_order_relaxed) == Attachment::kAttached) remote.state.store(Attachment::kNew, std::memory_order_release);
+  if (remote.state.load(std::memory_order_relaxed) == Attachment::kAttached)
+    remote.state.store(Attachment::kNew, std::memory_order_release);
   for (Operation* op = active_.front(); op != nullptr;) {
     Operation* next = active_.next(op);
     if (op->remote == &remote && op->reported && op->in_flight > 0) orphan(op);

@@ -55,7 +55,8 @@ void Worker::fail(Operation* op, Status status, const char* detail, int provider
     if (status == Status::kTimeout) {
       char why[96];
       std::snprintf(why, sizeof why, "counter at %llu/%llu when the deadline passed",
-                    static_cast<unsigned long long>(op->local_counter->value.load(std::memory_order_relaxed)), static_cast<unsigned long long>(op->threshold));
+                    static_cast<unsigned long long>(op->local_counter->value.load(std::memory_order_relaxed)),
+                    static_cast<unsigned long long>(op->threshold));
       report(op, status, 0, -1, why);
     }
   }

@@ -18,7 +18,9 @@ bool Worker::post_peer(Peer& peer) {
   if (peer.connected() && !peer.ready.empty()) posted |= post_ready(peer);
   if (peer.session.saying_bye || peer.session.their_bye) finish_bye(peer);
   // Anything left comes again next round: the window may open, the queue may drain.
-  if (peer.connected() && (!peer.ready.empty() || !peer.messages.empty() || !peer.session.stream.records.empty() || acknowledgement_due(peer))) schedule(peer);
+  if (peer.connected() && (!peer.ready.empty() || !peer.messages.empty() || !peer.session.stream.records.empty() ||
+                           acknowledgement_due(peer)))
+    schedule(peer);
   return posted;
 }
 
@@ -27,7 +29,8 @@ bool Worker::post_ready(Peer& peer) {
   const uint32_t before = total_in_flight_;
   blocked_ = 0;
   uint32_t fruitless = 0;  // operations in a row that wait for credits or slots: those behind them most likely do too
-  for (Operation* op = peer.ready.front(); op != nullptr && budget > 0 && blocked_ != all_nics_ && fruitless < kFruitless;) {
+  for (Operation* op = peer.ready.front();
+       op != nullptr && budget > 0 && blocked_ != all_nics_ && fruitless < kFruitless;) {
     Operation* next = peer.ready.next(op);
     const uint32_t made = op->phase == Phase::kFlush ? generate_flush(peer, *op, budget) : generate(peer, *op, budget);
     budget -= std::min(budget, made);
@@ -126,7 +129,9 @@ void Worker::append(Peer& peer, Operation& op, uint32_t p, WorkKind kind) {
     fill_immediate(op, part, part.next, item, &request);
   } else {
     const uint64_t tail = op.target_offset + part.begin + part.extent - 1;
-    const uint64_t last = op.kind == OperationKind::kWrite ? tail : op.target_offset + op.pages->target(part.begin + part.extent - 1) + op.length - 1;
+    const uint64_t last = op.kind == OperationKind::kWrite
+                              ? tail
+                              : op.target_offset + op.pages->target(part.begin + part.extent - 1) + op.length - 1;
     const uint32_t remote_nic = paired_nic(part.nic, peer.address.nic_count);
     request.opcode = Opcode::kRead;
     request.local = flush_sink_.data();
@@ -182,7 +187,8 @@ void Worker::fill_immediate(Operation& op, const Part& part, uint64_t unit, Work
   uint64_t count = 1;
   if (op.kind == OperationKind::kPages && !op.each_page) {
     const uint64_t final_index = unit - (part.units - part.finals);
-    count = final_index + 1 < part.finals ? kMaxPagesPerImmediate : part.extent - uint64_t{kMaxPagesPerImmediate} * (part.finals - 1);
+    count = final_index + 1 < part.finals ? kMaxPagesPerImmediate
+                                          : part.extent - uint64_t{kMaxPagesPerImmediate} * (part.finals - 1);
   }
   request->immediate = plain_immediate(op.counter->id, static_cast<uint32_t>(count));
 }
@@ -200,7 +206,8 @@ void Worker::account(Peer& peer, WorkItem* item, int direction) {
     op.in_flight += by;
     op.remote->in_flight += by;
     if (op.counter != nullptr) op.counter->in_flight += by;
-    if (direction > 0 && item->with_immediate) ++peer.session.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
+    if (direction > 0 && item->with_immediate)
+      ++peer.session.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
   }
 }
 
@@ -215,7 +222,9 @@ void Worker::take_back(Peer& peer, uint32_t index) {
 bool Worker::fully_posted(const Operation& op) const {
   for (uint32_t p = 0; p < op.parts; ++p) {
     const Part& part = op.part[p];
-    const uint64_t limit = op.phase == Phase::kFlush ? part.units + 1 : op.phase == Phase::kFinal ? part.units : part.units - part.finals;
+    const uint64_t limit = op.phase == Phase::kFlush   ? part.units + 1
+                           : op.phase == Phase::kFinal ? part.units
+                                                       : part.units - part.finals;
     if (part.next < limit) return false;
   }
   return true;
@@ -235,7 +244,9 @@ void Worker::flush_batch(Peer& peer) {
     if (item->slot_part) ++op.slot_posted;
     if (&op == previous) continue;
     previous = &op;
-    if (op.queue == Queue::kReady && fully_posted(op) && (result.posted == count || batch_items_[result.posted]->operation != &op)) leave_queue(&op);
+    if (op.queue == Queue::kReady && fully_posted(op) &&
+        (result.posted == count || batch_items_[result.posted]->operation != &op))
+      leave_queue(&op);
   }
   if (result.posted == count) return;
   Operation* refused = batch_items_[result.posted]->operation;

@@ -19,19 +19,24 @@ constexpr int64_t kFirstHelloWait = 20 * kMillisecond;
 constexpr int64_t kLongestHelloWait = 500 * kMillisecond;
 constexpr uint32_t kUnsequencedReserve = 8;
 
-bool same_nic(const te_nic_address& a, const te_nic_address& b) { return a.length == b.length && std::memcmp(a.bytes, b.bytes, a.length) == 0; }
+bool same_nic(const te_nic_address& a, const te_nic_address& b) {
+  return a.length == b.length && std::memcmp(a.bytes, b.bytes, a.length) == 0;
+}
 
 }  // namespace
 
 bool Worker::is_self(const Peer& peer) const {
-  return peer.address.generation == engine_.address_.generation && std::memcmp(peer.address.identity, engine_.address_.identity, 16) == 0;
+  return peer.address.generation == engine_.address_.generation &&
+         std::memcmp(peer.address.identity, engine_.address_.identity, 16) == 0;
 }
 
 void Worker::ensure_connecting(Peer& peer) {
   const uint32_t state = peer.state.load(std::memory_order_relaxed);
   if (state == TE_PEER_CONNECTED || state == TE_PEER_CONNECTING) return;
   if (peer.restarted) {
-    return fail_all(peer, Status::kPeerRestarted, "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now");
+    return fail_all(
+        peer, Status::kPeerRestarted,
+        "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now");
   }
   if (peer.gone) return fail_all(peer, Status::kPeerLost, "the peer closed its engine: a new one has a new address");
   if (Error e = start_session(peer)) return fail_all(peer, Status::kPeerUnreachable, e.message().c_str());
@@ -77,7 +82,8 @@ void Worker::service_session(Peer& peer) {
   if (peer.state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) {
     if (now_ >= s.deadline) {
       char why[120];
-      std::snprintf(why, sizeof why, "no answer to a hello within %.3f s", static_cast<double>(settings_.connect_timeout_ns) * 1e-9);
+      std::snprintf(why, sizeof why, "no answer to a hello within %.3f s",
+                    static_cast<double>(settings_.connect_timeout_ns) * 1e-9);
       return lose(peer, Status::kPeerUnreachable, why);
     }
     if (now_ >= s.hello_at) send_hello(peer, false);
@@ -146,14 +152,16 @@ void Worker::take_hello(std::span<const uint8_t> body) {
   if (std::memcmp(hello.target_identity, me.identity, 16) != 0 || hello.target_generation != me.generation)
     return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kRestarted);
   int32_t index = -1;
-  if (engine_.peer(hello.sender, &index)) return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kFull);
+  if (engine_.peer(hello.sender, &index))
+    return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kFull);
   Peer& peer = *engine_.peer_at(index);
   Session& s = peer.session;
   if (s.hello_seen && s.their_token == hello.sender_token) {  // repeated: our answer was late or lost
     s.hello_ack_due = true;
     return schedule(peer);
   }
-  if (s.hello_seen && static_cast<int32_t>(hello.session - s.their_number) <= 0) return;  // older than the session we have
+  if (s.hello_seen && static_cast<int32_t>(hello.session - s.their_number) <= 0)
+    return;  // older than the session we have
   if (s.hello_seen) lose(peer, Status::kPeerLost, "the peer lost this connection and opened a new one");
   lose_older(peer);
   if (!peer.session.paths_open) {
@@ -206,7 +214,8 @@ void Worker::lose_older(const Peer& newcomer) {
     Peer* next = known_.next(peer);
     const bool same_engine = std::memcmp(peer->address.identity, newcomer.address.identity, 16) == 0;
     if (peer != &newcomer && (same_engine || same_nic(peer->address.nics[0], newcomer.address.nics[0]))) {
-      if (peer->session.paths_open) lose(*peer, Status::kPeerRestarted, "another engine (a restarted one) lives at the peer's address");
+      if (peer->session.paths_open)
+        lose(*peer, Status::kPeerRestarted, "another engine (a restarted one) lives at the peer's address");
       peer->restarted = true;
     }
     peer = next;
@@ -256,9 +265,11 @@ void Worker::take_reject(Peer& peer, std::span<const uint8_t> body) {
     bump(stray_messages_);
     return;
   }
-  if (answer.reason == RejectReason::kFull) return lose(peer, Status::kPeerUnreachable, "the peer has no room for another peer (its max_peers)");
+  if (answer.reason == RejectReason::kFull)
+    return lose(peer, Status::kPeerUnreachable, "the peer has no room for another peer (its max_peers)");
   peer.restarted = true;
-  lose(peer, Status::kPeerRestarted, "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now");
+  lose(peer, Status::kPeerRestarted,
+       "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now");
 }
 
 // --- loss ----------------------------------------------------------------------------------------------------------------------
@@ -266,8 +277,8 @@ void Worker::take_reject(Peer& peer, std::span<const uint8_t> body) {
 void Worker::fail_all(Peer& peer, Status status, const char* why) {
   for (Operation* op = active_.front(); op != nullptr;) {
     Operation* next = active_.next(op);
-    const bool about_work = op->kind == OperationKind::kWrite || op->kind == OperationKind::kPages || op->kind == OperationKind::kMessage ||
-                            op->kind == OperationKind::kConnect;
+    const bool about_work = op->kind == OperationKind::kWrite || op->kind == OperationKind::kPages ||
+                            op->kind == OperationKind::kMessage || op->kind == OperationKind::kConnect;
     if (op->peer == &peer && about_work && !op->reported) {
       if (op->in_flight > 0) replace_zombie(op);
       fail(op, status, why);
@@ -324,7 +335,8 @@ void Worker::leave_ghost(Peer& peer, bool drained) {
     holder_gone(*region, peer);
   }
   for (Counter* counter : s.counters)
-    if (counter != nullptr) std::erase_if(counter->holders, [&](const Counter::Holder& holder) { return holder.peer == &peer; });
+    if (counter != nullptr)
+      std::erase_if(counter->holders, [&](const Counter::Holder& holder) { return holder.peer == &peer; });
   for (const uint16_t id : s.granted_ids) {
     if (drained) ids_.give_back(id);
     else ids_.quarantine(id, now_);
@@ -351,7 +363,8 @@ void Worker::drop_attachments(Peer& peer) {
     remote.revoke_pending = false;
     remote.in_flight = 0;  // what the lost session left in flight is no longer counted anywhere
     const Attachment state = remote.state.load(std::memory_order_relaxed);
-    if (state == Attachment::kAttached || state == Attachment::kAttaching) remote.state.store(Attachment::kNew, std::memory_order_release);
+    if (state == Attachment::kAttached || state == Attachment::kAttaching)
+      remote.state.store(Attachment::kNew, std::memory_order_release);
   };
   for (auto& [serial, region] : peer.remote_regions) {
     drop(*region);
@@ -411,7 +424,9 @@ void Worker::finish_bye(Peer& peer) {
     return;
   }
   if (!s.stream.records.empty() || peer.in_flight[0] > 0) return;  // not yet out
-  if (s.bye_done) lose(peer, Status::kPeerLost, s.saying_bye ? "disconnected" : "the peer closed its engine or disconnected", s.saying_bye ? TE_PEER_CLOSED : TE_PEER_LOST);
+  if (s.bye_done)
+    lose(peer, Status::kPeerLost, s.saying_bye ? "disconnected" : "the peer closed its engine or disconnected",
+         s.saying_bye ? TE_PEER_CLOSED : TE_PEER_LOST);
 }
 
 }  // namespace te

@@ -118,9 +118,7 @@ class Counter:
         indices, count = peer_indices(handle, peers)
         error = thread_state.error
         timeout_ns = _native.nanoseconds(timeout_s)
-        submit = partial(
-            lib.te_counter_reached, handle.pointer, self._id, expected, timeout_ns, indices, count, error
-        )
+        submit = partial(lib.te_counter_reached, handle.pointer, self._id, expected, timeout_ns, indices, count, error)
         pointer = submit() or handle.persist(submit, error, timeout_s)
         if not pointer:
             raise handle.failure("counter reached", error.status, error)

@@ -168,7 +168,7 @@ class Settings:
         None, _nics, "names of interfaces or devices, or addresses; None: what the topology gives"
     )
     nic_count: int | None = _setting(
-        None, _nic_count, "how many NICs to use; on tcp and shm more than there are devices; None: all that `nics` names"
+        None, _nic_count, "how many NICs to use; tcp and shm can open more than there are devices; None: all named"
     )
     timeout_s: float = _setting(30.0, _seconds(1e-3), "s: deadline of transfers and waits that name none")
     connect_timeout_s: float = _setting(10.0, _seconds(1e-3), "s: until a silent address counts as unreachable")

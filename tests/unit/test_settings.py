@@ -28,7 +28,8 @@ def test_defaults_are_those_of_the_core() -> None:
 
 def test_every_setting_reaches_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     values: dict[str, Any] = {
-        "transport": "sim", "nics": ("x", "y"), "nic_count": 7, "timeout_s": 1.25, "connect_timeout_s": 2.25, "peer_timeout_s": 3.25,
+        "transport": "sim", "nics": ("x", "y"), "nic_count": 7,
+        "timeout_s": 1.25, "connect_timeout_s": 2.25, "peer_timeout_s": 3.25,
         "close_timeout_s": 4.25, "polling": "busy", "spin_s": 0.25, "core": 3, "operations": 64,
         "operations_per_peer": 17, "nic_depth": 18, "peer_depth": 19, "immediate_window": 20, "assembly_slots": 21,
         "message_window": 22, "max_message_bytes": 23, "message_queue_bytes": 24, "chunk_bytes": 25, "shard_bytes": 26,

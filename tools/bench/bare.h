@@ -29,7 +29,9 @@ class Bare {
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
     hints->fabric_attr->prov_name = strdup(provider);
     const bool by_address = std::strstr(provider, "shm") == nullptr;
-    check(fi_getinfo(FI_VERSION(1, 17), by_address ? "127.0.0.1" : nullptr, nullptr, by_address ? FI_SOURCE : 0, hints, &info_), "fi_getinfo");
+    check(fi_getinfo(FI_VERSION(1, 17), by_address ? "127.0.0.1" : nullptr, nullptr, by_address ? FI_SOURCE : 0, hints,
+                     &info_),
+          "fi_getinfo");
     fi_freeinfo(hints);
     check(fi_fabric(info_->fabric_attr, &fabric_, nullptr), "fi_fabric");
     check(fi_domain(fabric_, info_, &domain_, nullptr), "fi_domain");
@@ -45,7 +47,9 @@ class Bare {
     check(fi_ep_bind(endpoint_, &cq_->fid, FI_TRANSMIT | FI_RECV), "bind cq");
     check(fi_enable(endpoint_), "fi_enable");
     const uint64_t key = (info_->domain_attr->mr_mode & FI_MR_PROV_KEY) != 0 ? 0 : 7;
-    check(fi_mr_reg(domain_, memory, bytes, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE, 0, key, 0, &region_, nullptr), "fi_mr_reg");
+    check(fi_mr_reg(domain_, memory, bytes, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE, 0, key, 0, &region_,
+                    nullptr),
+          "fi_mr_reg");
     exchange();
   }
 
@@ -55,7 +59,8 @@ class Bare {
     for (;;) {
       ssize_t status;
       if (with_immediate) {
-        status = fi_writedata(endpoint_, memory_ + source, length, fi_mr_desc(region_), 1, peer_, peer_base_ + target, peer_key_, context);
+        status = fi_writedata(endpoint_, memory_ + source, length, fi_mr_desc(region_), 1, peer_, peer_base_ + target,
+                              peer_key_, context);
       } else {
         iovec local{memory_ + source, length};
         void* descriptor = fi_mr_desc(region_);

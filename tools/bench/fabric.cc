@@ -42,7 +42,8 @@ class Ours {
     settings.peer_timeout_ns = kPatience;  // the bare loop may keep both cores for long
     te_error error{};
     if (te_engine_open(&settings, &engine_, &error) != TE_OK) die("open", error);
-    if (te_region_register(engine_, memory, kBytes, TE_DEVICE_HOST, 0, &region_, &error) != TE_OK) die("register", error);
+    if (te_region_register(engine_, memory, kBytes, TE_DEVICE_HOST, 0, &region_, &error) != TE_OK)
+      die("register", error);
     if (te_counter_open(engine_, &counter_, &error) != TE_OK) die("counter", error);
     te_region_descriptor mine{}, theirs{};
     te_counter_descriptor my_counter{}, their_counter{};
@@ -58,7 +59,8 @@ class Ours {
 
   te_transfer* post(uint64_t source, uint64_t target, uint64_t length, bool counted = true) {
     te_error error{};
-    te_transfer* t = te_write(engine_, region_, source, remote_, target, length, counted ? notify_ : TE_NONE, 0, kPatience, &error);
+    te_transfer* t =
+        te_write(engine_, region_, source, remote_, target, length, counted ? notify_ : TE_NONE, 0, kPatience, &error);
     if (t == nullptr) die("write", error);
     return t;
   }
@@ -118,11 +120,14 @@ std::vector<Case> cases() {
   for (const uint64_t size : {4096ull, 65536ull, 262144ull, 1ull << 20, 4ull << 20, 16ull << 20, 64ull << 20}) {
     const uint64_t depth = std::clamp<uint64_t>((64u << 20) / size, 2, 64);
     const uint64_t count = std::clamp<uint64_t>((256ull << 20) / size, 8, 8192);
-    all.push_back({"write " + (size >= 1 << 20 ? std::to_string(size >> 20) + " MiB" : std::to_string(size >> 10) + " KiB"), Case::kBandwidth, size, count, depth});
+    all.push_back(
+        {"write " + (size >= 1 << 20 ? std::to_string(size >> 20) + " MiB" : std::to_string(size >> 10) + " KiB"),
+         Case::kBandwidth, size, count, depth});
   }
   all.push_back({"pages 4096 x 32 KiB", Case::kPages, 32768, 4096, 128});
   all.push_back({"rate 256 B, 64 in flight", Case::kRate, 256, 40960, 64});
-  for (const uint64_t size : {64ull, 4096ull, 65536ull}) all.push_back({"latency " + std::to_string(size) + " B", Case::kLatency, size, 400, 1});
+  for (const uint64_t size : {64ull, 4096ull, 65536ull})
+    all.push_back({"latency " + std::to_string(size) + " B", Case::kLatency, size, 400, 1});
   all.push_back({"blocking 4096 B", Case::kBlocking, 4096, 1000, 1});
   return all;
 }
@@ -161,7 +166,8 @@ class Runner {
         if (c.kind == Case::kPages) {
           const bool last = i + 1 == c.count;
           if (last) bare_.drain();  // some providers do not order writes
-          bare_.write(static_cast<uint64_t>(sources_[i]) * c.size, static_cast<uint64_t>(targets_[i]) * c.size, c.size, last);
+          bare_.write(static_cast<uint64_t>(sources_[i]) * c.size, static_cast<uint64_t>(targets_[i]) * c.size, c.size,
+                      last);
         } else if (c.kind == Case::kBlocking) {
           bare_.write(0, kHalf, c.size, false);
           bare_.drain();
@@ -211,7 +217,8 @@ class Runner {
     } else if (c.kind == Case::kRate) {
       constexpr uint64_t kBatch = 2048;
       std::vector<te_batch_entry> batch;
-      for (uint64_t i = 0; i < kBatch; ++i) batch.push_back(ours_.entry(place(i, c.size), kHalf + place(i, c.size), c.size));
+      for (uint64_t i = 0; i < kBatch; ++i)
+        batch.push_back(ours_.entry(place(i, c.size), kHalf + place(i, c.size), c.size));
       for (uint64_t i = 0; i < c.count; i += kBatch) {
         open.push_back(ours_.post_batch(batch));
         if (open.size() > 1) {
@@ -254,11 +261,13 @@ void report(const Case& c, const std::vector<double>& bare, const std::vector<do
     if (c.kind == Case::kRate) return static_cast<double>(c.count) / t / 1e3;
     return static_cast<double>(c.count * c.size) / t / 1e6;
   };
-  const char* unit = c.kind == Case::kLatency || c.kind == Case::kBlocking ? "us" : c.kind == Case::kRate ? "k/s" : "MB/s";
+  const char* unit = c.kind == Case::kLatency || c.kind == Case::kBlocking ? "us"
+                     : c.kind == Case::kRate                               ? "k/s"
+                                                                           : "MB/s";
   std::vector<double> ratios;
   for (size_t i = 0; i < bare.size(); ++i) ratios.push_back(bare[i] / ours[i]);  // > 1: ours is faster
-  std::printf("%-26s %10.1f %10.1f %-5s %6.3f   (%.3f .. %.3f)\n", c.name.c_str(), value(median(bare)), value(median(ours)), unit, median(ratios),
-              percentile(ratios, 0), percentile(ratios, 0.999));
+  std::printf("%-26s %10.1f %10.1f %-5s %6.3f   (%.3f .. %.3f)\n", c.name.c_str(), value(median(bare)),
+              value(median(ours)), unit, median(ratios), percentile(ratios, 0), percentile(ratios, 0.999));
   std::fflush(stdout);
 }
 
@@ -269,12 +278,15 @@ int run(const char* transport, const char* provider, size_t rounds, const char* 
   if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
   const bool initiator = child != 0;
   const int fd = control[initiator ? 0 : 1];
-  auto* memory = static_cast<uint8_t*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* memory =
+      static_cast<uint8_t*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   std::memset(memory, initiator ? 1 : 2, kBytes);
   Bare bare(provider, memory, kBytes, fd);
   Ours ours(transport, memory, fd);
   Runner runner(&bare, &ours, initiator);
-  if (initiator) std::printf("%s (%s), %zu rounds each, alternating\n%-26s %10s %10s %5s %6s   (lowest .. highest)\n", transport, provider, rounds, "case", "bare", "ours", "", "ratio");
+  if (initiator)
+    std::printf("%s (%s), %zu rounds each, alternating\n%-26s %10s %10s %5s %6s   (lowest .. highest)\n", transport,
+                provider, rounds, "case", "bare", "ours", "", "ratio");
   for (const Case& c : cases()) {
     if (only != nullptr && c.name.find(only) == std::string::npos) continue;
     std::vector<double> bare_times, our_times;
