@@ -67,6 +67,7 @@ void Nic::touch(Path& path) {
 }
 
 PostResult Nic::post(std::span<const WorkRequest> requests) {
+  const Passage passage(gate_);
   PostResult result;
   for (const WorkRequest& request : requests) {
     if (request.path >= paths_.size() || !paths_[request.path].open) [[unlikely]] {
@@ -97,6 +98,7 @@ PostResult Nic::post(std::span<const WorkRequest> requests) {
 }
 
 PostResult Nic::post_receive(void* buffer, uint64_t length, uint64_t local_key, WorkContext* context) {
+  const Passage passage(gate_);
   PostResult result;
   if (receives_ != nullptr) {
     if (receives_->add(buffer, length, context)) result.posted = 1;
@@ -126,6 +128,7 @@ uint32_t Nic::poll(std::span<Completion> out) {
 }
 
 uint32_t Nic::read_queue(std::span<Completion> out) {
+  const Passage passage(gate_);
   uint32_t count = 0;
   if (receives_ != nullptr) {
     while (count < out.size() && receives_->next(&out[count])) ++count;

@@ -58,7 +58,22 @@ Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
   if (kind_ != Kind::kEfa) {
     if (Error error = check_mappings(span)) return error;
   }
-  const uint64_t mode = static_cast<uint64_t>(info_->domain_attr->mr_mode);
+  FidPtr<fid_mr> region;
+  {
+    const std::lock_guard lock(gate_);
+    if (Error error = open_region(span, &region)) return error;
+  }
+  key->base = (info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0 ? begin : 0;
+  key->remote_key = fi_mr_key(region.get());
+  key->local_key = reinterpret_cast<uint64_t>(fi_mr_desc(region.get()));
+  key->handle = region.get();
+  const std::lock_guard lock(memory_mutex_);
+  objects_.memory.emplace(static_cast<fid_mr*>(key->handle), std::move(region));
+  return {};
+}
+
+Error Nic::open_region(const MemorySpan& span, FidPtr<fid_mr>* out) {
+  const auto mode = static_cast<uint64_t>(info_->domain_attr->mr_mode);
   const size_t key_bytes = info_->domain_attr->mr_key_size;
   const uint64_t key_mask = key_bytes >= 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * key_bytes)) - 1;
   const iovec range{span.address, span.length};
@@ -66,8 +81,8 @@ Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
   attributes.mr_iov = &range;
   attributes.iov_count = 1;
   attributes.access = kAccess;
-  attributes.iface = device ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
-  if (device) attributes.device.cuda = span.device_index;
+  attributes.iface = span.device_kind != TE_DEVICE_HOST ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
+  if (attributes.iface == FI_HMEM_CUDA) attributes.device.cuda = span.device_index;
   fid_mr* memory = nullptr;
   int status = 0;
   // Own keys are random: a key is a capability, and a stale one must not hit another region. Two may collide, then the
@@ -83,18 +98,12 @@ Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
   }
   if (status != 0)
     return refuse(span, -status, format("%s: %s", info_->fabric_attr->prov_name, library_.describe(status).c_str()));
-  FidPtr<fid_mr> owner(memory);
+  out->reset(memory);
   if ((mode & FI_MR_ENDPOINT) != 0) {
     status = fi_mr_bind(memory, &endpoint_->fid, 0);
     if (status == 0) status = fi_mr_enable(memory);
     if (status != 0) return refuse(span, -status, library_.describe(status));
   }
-  key->base = (mode & FI_MR_VIRT_ADDR) != 0 ? begin : 0;
-  key->remote_key = fi_mr_key(memory);
-  key->local_key = reinterpret_cast<uint64_t>(fi_mr_desc(memory));
-  key->handle = memory;
-  const std::lock_guard lock(memory_mutex_);
-  objects_.memory.emplace(memory, std::move(owner));
   return {};
 }
 
@@ -108,6 +117,7 @@ Error Nic::deregister_memory(const MemoryKey& key) {
     (void)found->second.release();
     objects_.memory.erase(found);
   }
+  const std::lock_guard lock(gate_);
   const int status = fi_close(&memory->fid);
   if (status == 0) return {};
   return Error(

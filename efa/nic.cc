@@ -59,6 +59,7 @@ Nic::Nic(const Library& library, Kind kind, Selected selected, const ProviderOpt
       may_emulate_(selected.emulated),
       info_(std::move(selected.info)) {
   description_.name = std::move(selected.nic);
+  if (kind == Kind::kTcp) gate_.enable();
 }
 
 Nic::~Nic() {

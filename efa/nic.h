@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "efa/doorbell.h"
+#include "efa/gate.h"
 #include "efa/objects.h"
 #include "efa/receive_pool.h"
 
@@ -80,6 +81,7 @@ class Nic {
   Error describe_capabilities();
   Error fail(const char* what, int64_t status) const;
 
+  Error open_region(const MemorySpan& span, FidPtr<fid_mr>* out);
   Error insert_address(const te_nic_address& remote, fi_addr_t* handle);
   Error insert_shm(const te_nic_address& remote, Path* path);
   void forget_dead_shm_peers();
@@ -105,6 +107,7 @@ class Nic {
   std::atomic<bool> up_{true};  // false once the completion queue itself has failed
   Capabilities capabilities_;
 
+  Gate gate_;
   std::mutex memory_mutex_;  // guards objects_.memory
   Objects objects_;
   std::string shm_name_;  // of our endpoint, once it is registered among those of this process

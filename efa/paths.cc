@@ -16,6 +16,7 @@ std::string_view Nic::address_text() const {
 }
 
 Error Nic::insert_address(const te_nic_address& remote, fi_addr_t* handle) {
+  const Passage passage(gate_);
   const int count = fi_av_insert(objects_.addresses.get(), remote.bytes, 1, handle, 0, nullptr);
   if (count == 1) return {};
   return Error(Status::kPeerUnreachable, format("fi_av_insert on NIC %s: %s", description_.name.c_str(),

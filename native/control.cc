@@ -8,8 +8,8 @@ namespace te {
 namespace {
 
 bool has_serial(RecordType type) {
-  return type != RecordType::kSlots && type != RecordType::kRetireSlot && type != RecordType::kBye &&
-         type != RecordType::kByeDone;
+  return type != RecordType::kSlots && type != RecordType::kRetireSlot && type != RecordType::kWriteOff &&
+         type != RecordType::kBye && type != RecordType::kByeDone;
 }
 
 void write_keys(Writer* out, const Record& r) {
@@ -179,6 +179,10 @@ std::vector<uint8_t> encode(const Record& r) {
     case RecordType::kFenced:
       out.put(static_cast<uint8_t>(r.granted));
       break;
+    case RecordType::kWriteOff:
+      out.put(r.nics);
+      out.put(r.index);
+      break;
     case RecordType::kBye:
       out.put(static_cast<uint8_t>(r.for_good));
       break;
@@ -198,7 +202,7 @@ std::vector<uint8_t> encode(const Record& r) {
 
 bool decode(Reader* in, Record* r) {
   const auto type = in->get<uint8_t>();
-  if (type < static_cast<uint8_t>(RecordType::kAttachRegion) || type > static_cast<uint8_t>(RecordType::kByeDone))
+  if (type < static_cast<uint8_t>(RecordType::kAttachRegion) || type > static_cast<uint8_t>(RecordType::kWriteOff))
     return false;
   *r = Record{};
   r->type = static_cast<RecordType>(type);
@@ -219,6 +223,10 @@ bool decode(Reader* in, Record* r) {
       break;
     case RecordType::kFenced:
       granted = in->get<uint8_t>();
+      break;
+    case RecordType::kWriteOff:
+      r->nics = in->get<uint8_t>();
+      r->index = in->get<uint16_t>();
       break;
     case RecordType::kBye:
       if (!read_flag(in, &r->for_good)) return false;

@@ -98,7 +98,9 @@ enum class RecordType : uint8_t {
   kFence = 11,           // serial: make sure that nothing of mine lands in this region any more
   kFenced = 12,          // serial, granted
   kBye = 13,             // for_good; no more work from here; drain towards me and say so
-  kByeDone = 14
+  kByeDone = 14,
+  kWriteOff =
+      15  // nics (which of the receiver's), index (how many): immediates whose work requests failed; they may never come
 };
 
 enum class Grant : uint8_t { kRefused = 0, kGranted = 1, kExhausted = 2 };

@@ -21,7 +21,8 @@ namespace te {
 template <typename T>
 class Ring {
  public:
-  explicit Ring(uint32_t capacity) : mask_(std::bit_ceil(capacity) - 1), cells_(new Cell[mask_ + 1]) {
+  explicit Ring(uint32_t capacity)
+      : mask_(std::bit_ceil(capacity < 2 ? 2u : capacity) - 1), cells_(new Cell[mask_ + 1]) {
     for (uint64_t i = 0; i <= mask_; ++i) cells_[i].sequence.store(i, std::memory_order_relaxed);
   }
 

@@ -73,10 +73,10 @@ class Buffers {
   Buffers(Provider* provider, uint32_t nic, uint32_t bytes)
       : provider_(provider), nic_(nic), bytes_((bytes + 63) & ~63u) {}
   ~Buffers() {
-    for (Chunk& chunk : chunks_) {
-      static_cast<void>(provider_->deregister_memory(nic_, chunk.key).ok());
-      munmap(chunk.memory, chunk.length);
-    }
+    for (Chunk& chunk : chunks_) munmap(chunk.memory, chunk.length);
+  }
+  void deregister() {
+    for (Chunk& chunk : chunks_) static_cast<void>(provider_->deregister_memory(nic_, chunk.key).ok());
   }
   Buffers(const Buffers&) = delete;
 

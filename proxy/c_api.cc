@@ -119,7 +119,7 @@ void te_settings_defaults(te_settings* settings) {
   settings->connect_timeout_ns = 10 * kSecond;
   settings->peer_timeout_ns = 3 * kSecond;
   settings->close_timeout_ns = 5 * kSecond;
-  settings->spin_ns = 50'000;
+  settings->spin_ns = 200'000;
   settings->polling = TE_POLL_AUTO;
   settings->core = TE_CORE_AUTO;
   settings->operations = 4096;

@@ -116,14 +116,16 @@ Error Engine::start() {
 
 Engine::~Engine() {
   if (!forked()) static_cast<void>(close(0));
-  worker_.reset();
+  // The provider may hold buffers and contexts of work that never completed: it goes before their memory does.
   if (provider_ != nullptr) {
+    if (worker_ != nullptr) worker_->deregister_memory();
     regions_.for_each([this](Region& region) {
       for (uint32_t i = 0; i < nic_count_ && !region.deregistered; ++i)
         static_cast<void>(provider_->deregister_memory(i, region.keys[i]).ok());
     });
     provider_.reset();
   }
+  worker_.reset();
   for (uint32_t i = 0; i < peer_count_.load(std::memory_order_relaxed); ++i)
     delete peers_[i].load(std::memory_order_relaxed);
   for (PageList* list : {spare_pages_, retired_pages_.load(std::memory_order_relaxed)}) {
@@ -258,7 +260,10 @@ Error Engine::describe_nic(uint32_t nic, te_nic_info* out) {
   const NicState& state = worker_->nic(nic);
   const auto& s = state.statistics;
   *out = te_nic_info{};
-  copy_text(out->name, sizeof out->name, info.name);
+  // Several domains may share an interface; their names must still tell them apart.
+  uint32_t namesakes = 0;
+  for (uint32_t i = 0; i < nic; ++i) namesakes += provider_->nic(i).name == info.name ? 1 : 0;
+  copy_text(out->name, sizeof out->name, namesakes == 0 ? info.name : format("%s#%u", info.name.c_str(), namesakes));
   out->address = info.address;
   out->up = info.up;
   out->depth = state.depth;

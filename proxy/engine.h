@@ -122,6 +122,7 @@ class Engine {
   PageList* take_page_list(uint64_t bytes);
   void retire_page_list(PageList* list);
   Error check_address(const te_address& address) const;
+  static Error check_fate(const Peer& peer);
   // For the worker, on its control path.
   Region* region_by_serial(uint64_t serial);
   Counter* counter_by_serial(uint64_t serial);

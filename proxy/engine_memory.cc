@@ -135,6 +135,7 @@ Error Engine::wait_operation(te_transfer* transfer, int64_t timeout_ns) {
 Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
   int32_t index = -1;
   if (Error e = peer(d.address, &index)) return e;
+  if (Error e = check_fate(*peer_at(index))) return e;
   const std::string key = remote_key(index, d.serial);
   const std::lock_guard lock(remotes_mutex_);
   const auto found = remote_region_by_key_.find(key);
@@ -161,6 +162,7 @@ Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
 Error Engine::remote_counter(const te_counter_descriptor& d, uint32_t* handle) {
   int32_t index = -1;
   if (Error e = peer(d.address, &index)) return e;
+  if (Error e = check_fate(*peer_at(index))) return e;
   const std::string key = remote_key(index, d.serial);
   const std::lock_guard lock(remotes_mutex_);
   const auto found = remote_counter_by_key_.find(key);
@@ -180,6 +182,18 @@ Error Engine::remote_counter(const te_counter_descriptor& d, uint32_t* handle) {
                                             remote_counters_.capacity()));
   *handle = remote->handle.load(std::memory_order_relaxed);
   remote_counter_by_key_.emplace(key, *handle);
+  return {};
+}
+
+Error Engine::check_fate(const Peer& peer) {
+  switch (peer.fate.load(std::memory_order_relaxed)) {
+    case Fate::kRestarted:
+      return Error(Status::kPeerRestarted, kRestartedText);
+    case Fate::kClosed:
+      return Error(Status::kPeerLost, kClosedText);
+    case Fate::kMayReturn:
+      break;
+  }
   return {};
 }
 

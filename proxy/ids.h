@@ -57,9 +57,11 @@ class IdTable {
   }
 
   // Something may still arrive for it: it means nothing any more, until the sender is fenced.
-  void quarantine(uint16_t id, int64_t now_ns) {
+  // `peer`: whose window a late arrival still belongs to, if its session lives.
+  void quarantine(uint16_t id, Peer* peer, int64_t now_ns) {
     entries_[id] = IdEntry{};
     entries_[id].use = IdUse::kQuarantined;
+    entries_[id].peer = peer;
     quarantine_.push_back({id, now_ns});
   }
   void release_quarantined(uint16_t id) {

@@ -67,11 +67,18 @@ struct Session {
   std::vector<Region*> regions;           // what they attached
 };
 
+// Why an engine of that identity and generation will not be back, once that is known.
+enum class Fate : uint32_t { kMayReturn, kRestarted, kClosed };
+inline constexpr const char* kRestartedText =
+    "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now";
+inline constexpr const char* kClosedText = "the peer closed its engine: a new one has a new address";
+
 struct Peer {
   // Shared.
   int32_t index = -1;
   te_address address{};
   std::atomic<uint32_t> state{TE_PEER_IDLE};
+  std::atomic<Fate> fate{Fate::kMayReturn};
   std::atomic<uint32_t> operations{0};  // submitted and not yet drained
   std::atomic<int64_t> last_heard_ns{0};
   std::atomic<uint64_t> consumed_bytes{0};  // of user messages, in this session
@@ -94,10 +101,9 @@ struct Peer {
   std::unordered_map<uint64_t, RemoteCounter*> remote_counters;
   uint32_t in_flight[TE_MAX_NICS] = {};  // per NIC of ours
   uint32_t next_nic = 0;                 // rotation of small writes
-  bool gone = false;                     // it said that it closes for good
-  bool restarted = false;                // why the last session ended: somebody else lives at that address
   Session session;
 
+  bool gone() const { return fate.load(std::memory_order_relaxed) != Fate::kMayReturn; }
   bool connected() const { return state.load(std::memory_order_relaxed) == TE_PEER_CONNECTED; }
 };
 

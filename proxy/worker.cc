@@ -41,10 +41,14 @@ Worker::Worker(Engine* engine)
 }
 
 Worker::~Worker() {
-  if (thread_.joinable()) stop(now_ns());
-  for (uint32_t i = 0; i < nic_count_; ++i)
-    if (flush_registered_ > i) static_cast<void>(provider_.deregister_memory(i, flush_keys_[i]).ok());
   if (epoll_ >= 0) close(epoll_);
+}
+
+void Worker::deregister_memory() {
+  for (uint32_t i = 0; i < flush_registered_; ++i)
+    static_cast<void>(provider_.deregister_memory(i, flush_keys_[i]).ok());
+  flush_registered_ = 0;
+  buffers_.deregister();
 }
 
 Error Worker::start() {
@@ -257,12 +261,12 @@ void Worker::shut_down() {
     if (!op->reported) fail(op, Status::kClosed, "the engine was closed");
     op = next;
   }
-  // What never drained keeps its transfer truthful: ended, not quiesced. Its memory goes with the slab.
-  for (Operation* op = active_.front(); op != nullptr;) {
-    Operation* next = active_.next(op);
-    if (op->transfer != nullptr) release_transfer(op->transfer);
-    op->transfer = nullptr;
-    op = next;
+  // What never drained keeps its transfer truthful: ended, not quiesced. Its memory goes with the slab, or its batch.
+  while (Operation* op = active_.pop_front()) {
+    if (te_transfer* t = op->transfer; t != nullptr && --t->undrained == 0) release_transfer(t);
+    if (op->pages != nullptr) engine_.retire_page_list(op->pages);
+    op->pages = nullptr;
+    if (BatchBlock* block = op->block; block != nullptr && --block->remaining == 0) delete block;
   }
   engine_.counters_.for_each([](Counter& counter) { counter.wake(); });
   engine_.inbox_.shut();

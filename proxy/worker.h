@@ -44,6 +44,8 @@ class Worker {
   explicit Worker(Engine* engine);
   ~Worker();
   Error start();
+  // Once the thread has ended, before the provider goes.
+  void deregister_memory();
   // Asks the thread to say goodbye and waits for its end. False: some peer did not confirm in time.
   bool stop(int64_t deadline_ns);
 
@@ -116,6 +118,8 @@ class Worker {
   bool poll_nic(uint32_t nic);
   void complete(uint32_t nic, const Completion& completion);
   void complete_write(uint32_t nic, const Completion& completion, WorkItem* item);
+  void write_off(Peer& peer, uint32_t remote_nic, bool landed_unknown);
+  static void note_failed_request(Operation& op, const Completion& completion, int nic);
   void complete_send(uint32_t nic, const Completion& completion, WorkItem* item);
   void advance(Operation* op);
   void immediate_arrived(uint32_t nic, uint32_t immediate);

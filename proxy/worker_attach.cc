@@ -132,7 +132,7 @@ void Worker::unclaim(Operation* op) {
 void Worker::recycle_if_unused(Peer& peer, Remote& remote, bool is_region) {
   const Attachment state = remote.state.load(std::memory_order_relaxed);
   if (remote.operations > 0 || remote.revoke_pending || remote.in_flight > 0) return;
-  if (state != Attachment::kRevoked && state != Attachment::kRefused) return;
+  if (state != Attachment::kRevoked && state != Attachment::kRefused && !peer.gone()) return;
   engine_.forget_remote(peer.index, remote.serial, is_region);
   if (is_region) {
     peer.remote_regions.erase(remote.serial);

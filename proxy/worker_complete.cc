@@ -55,15 +55,13 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
     if (item->slot_part) ++op->slot_delivered;
   } else {
     op->unknown |= c.landed_unknown;
-    // Credits of an immediate that certainly never left come back by no other way.
-    if (current && item->with_immediate && !c.landed_unknown)
-      --peer.session.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
+    if (current && item->with_immediate)
+      write_off(peer, paired_nic(item->nic, peer.address.nic_count), c.landed_unknown);
     if (!op->stopped) {
       op->stopped = true;
       if (op->queue != Queue::kNone) leave_queue(op);
       // The transfer ends when its work requests have drained, so that it is quiesced; see advance.
-      note_failure(op->transfer, c.status, c.provider_status, static_cast<int>(nic), peer.index,
-                   "a work request failed");
+      note_failed_request(*op, c, static_cast<int>(nic));
     }
   }
   items_.give_back(item);
@@ -74,6 +72,28 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
   if (op->in_flight == 0 && op->queue == Queue::kNone) advance(op);
   if (c.status == Status::kPeerLost && current && peer.connected())
     lose(peer, Status::kPeerLost, "the connection to the peer broke");
+}
+
+// kCancelled is the provider's word for "flushed": the caller cancelled nothing.
+void Worker::note_failed_request(Operation& op, const Completion& c, int nic) {
+  const bool flushed = c.status == Status::kCancelled;
+  note_failure(op.transfer, flushed ? Status::kTransport : c.status, c.provider_status, nic, op.peer->index,
+               flushed ? "a work request was flushed after another one failed" : "a work request failed");
+}
+
+// The credit of an immediate that failed. If it certainly never left, it is free again. Otherwise only the receiver's count can free it, and
+// the immediate may never come: the receiver is told to count it as polled. Should it arrive after all, the window is one wider
+// than granted for the rest of the session; completion queues have that slack.
+void Worker::write_off(Peer& peer, uint32_t remote_nic, bool landed_unknown) {
+  if (!landed_unknown) {
+    --peer.session.credits.sent[remote_nic];
+    return;
+  }
+  Record record;
+  record.type = RecordType::kWriteOff;
+  record.nics = static_cast<uint8_t>(remote_nic);
+  record.index = 1;
+  push_record(peer, std::move(record));
 }
 
 // Nothing of the operation is in flight, and it is in no list.
@@ -119,6 +139,7 @@ void Worker::immediate_arrived(uint32_t nic, uint32_t immediate) {
   IdEntry& entry = ids_[id];
   if (entry.use != IdUse::kPlain && entry.use != IdUse::kSlot) {
     bump(stray_immediates_);
+    if (entry.peer != nullptr) ++entry.peer->session.credits.polled[nic];
     return;
   }
   Peer& peer = *entry.peer;

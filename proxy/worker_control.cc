@@ -386,7 +386,7 @@ void Worker::take_retire_slot(Peer& peer, const Record& record) {
     return;
   }
   if (record.unknown) {  // something may still arrive for it: this id is not used again in this session
-    ids_.quarantine(record.id, now_);
+    ids_.quarantine(record.id, &peer, now_);
     uint16_t fresh = 0;
     if (!ids_.take(IdUse::kSlot, &peer, nullptr, now_, &fresh)) return;
     std::replace(peer.session.granted_ids.begin(), peer.session.granted_ids.end(), record.id, fresh);
@@ -443,8 +443,8 @@ void Worker::take_counts(Peer& peer, std::span<const uint8_t> body) {
   Credits& credits = peer.session.credits;
   for (uint32_t i = 0; i < nics; ++i) {
     const uint32_t news = counts[i] - credits.polled_by_them[i];
-    if (static_cast<int32_t>(news) > 0 && news <= credits.sent[i] - credits.polled_by_them[i])
-      credits.polled_by_them[i] = counts[i];
+    const uint32_t most = credits.sent[i] - credits.polled_by_them[i];
+    if (static_cast<int32_t>(news) > 0) credits.polled_by_them[i] += std::min(news, most);  // more: see write_off
   }
   if (!peer.ready.empty()) schedule(peer);
 }

@@ -33,12 +33,11 @@ bool Worker::is_self(const Peer& peer) const {
 void Worker::ensure_connecting(Peer& peer) {
   const uint32_t state = peer.state.load(std::memory_order_relaxed);
   if (state == TE_PEER_CONNECTED || state == TE_PEER_CONNECTING) return;
-  if (peer.restarted) {
-    return fail_all(
-        peer, Status::kPeerRestarted,
-        "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now");
+  if (peer.gone()) {
+    const bool restarted = peer.fate.load(std::memory_order_relaxed) == Fate::kRestarted;
+    return fail_all(peer, restarted ? Status::kPeerRestarted : Status::kPeerLost,
+                    restarted ? kRestartedText : kClosedText);
   }
-  if (peer.gone) return fail_all(peer, Status::kPeerLost, "the peer closed its engine: a new one has a new address");
   if (Error e = start_session(peer)) return fail_all(peer, Status::kPeerUnreachable, e.message().c_str());
   peer.state.store(TE_PEER_CONNECTING, std::memory_order_release);
   peer.session.deadline = deadline_after(now_, settings_.connect_timeout_ns);
@@ -200,7 +199,7 @@ void Worker::adopt(Peer& peer, const Hello& hello) {
 
 void Worker::connected(Peer& peer) {
   if (peer.connected()) return;
-  peer.restarted = peer.gone = false;
+  peer.fate.store(Fate::kMayReturn, std::memory_order_relaxed);
   peer.state.store(TE_PEER_CONNECTED, std::memory_order_release);
   std::vector<Operation*> connects;
   connects.swap(peer.connects);
@@ -214,9 +213,9 @@ void Worker::lose_older(const Peer& newcomer) {
     Peer* next = known_.next(peer);
     const bool same_engine = std::memcmp(peer->address.identity, newcomer.address.identity, 16) == 0;
     if (peer != &newcomer && (same_engine || same_nic(peer->address.nics[0], newcomer.address.nics[0]))) {
-      if (peer->session.paths_open)
-        lose(*peer, Status::kPeerRestarted, "another engine (a restarted one) lives at the peer's address");
-      peer->restarted = true;
+      peer->fate.store(Fate::kRestarted, std::memory_order_relaxed);
+      if (peer->session.paths_open) lose(*peer, Status::kPeerRestarted, kRestartedText);
+      else drop_attachments(*peer);
     }
     peer = next;
   }
@@ -267,9 +266,8 @@ void Worker::take_reject(Peer& peer, std::span<const uint8_t> body) {
   }
   if (answer.reason == RejectReason::kFull)
     return lose(peer, Status::kPeerUnreachable, "the peer has no room for another peer (its max_peers)");
-  peer.restarted = true;
-  lose(peer, Status::kPeerRestarted,
-       "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now");
+  peer.fate.store(Fate::kRestarted, std::memory_order_relaxed);
+  lose(peer, Status::kPeerRestarted, kRestartedText);
 }
 
 // --- loss ----------------------------------------------------------------------------------------------------------------------
@@ -305,8 +303,7 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
   std::free(s.assembly.data);
   if (s.paths_open) {
     const uint32_t given = settings_.message_window + kUnsequencedReserve + 2 * nic_count_;
-    receives_wanted_ -= std::min(receives_wanted_, given);  // those posted stay; fewer are made for the next peer
-    receives_wanted_ = std::max(receives_wanted_, receives_made_);
+    receives_wanted_ -= std::min(receives_wanted_, given);  // those made stay posted, for the next peer
   }
   for (uint32_t i = 0; i < nic_count_; ++i) {
     nics_[i].in_flight -= peer.in_flight[i];
@@ -339,9 +336,10 @@ void Worker::leave_ghost(Peer& peer, bool drained) {
       std::erase_if(counter->holders, [&](const Counter::Holder& holder) { return holder.peer == &peer; });
   for (const uint16_t id : s.granted_ids) {
     if (drained) ids_.give_back(id);
-    else ids_.quarantine(id, now_);
+    else ids_.quarantine(id, nullptr, now_);
   }
   for (const uint16_t id : s.retired_ids) {
+    ids_[id].peer = nullptr;
     if (drained) ids_.release_quarantined(id);
   }
   if (!drained && s.hello_seen) {
@@ -371,6 +369,13 @@ void Worker::drop_attachments(Peer& peer) {
     region->fence_requested = false;
   }
   for (auto& [serial, counter] : peer.remote_counters) drop(*counter);
+  if (!peer.gone()) return;
+  // Nobody will attach these again: their handles are given up (those that operations still use, when these end).
+  std::vector<Remote*> regions, counters;
+  for (auto& [serial, region] : peer.remote_regions) regions.push_back(region);
+  for (auto& [serial, counter] : peer.remote_counters) counters.push_back(counter);
+  for (Remote* remote : regions) recycle_if_unused(peer, *remote, true);
+  for (Remote* remote : counters) recycle_if_unused(peer, *remote, false);
 }
 
 // --- goodbye ---------------------------------------------------------------------------------------------------------------------
@@ -391,7 +396,7 @@ void Worker::say_bye(Peer& peer) {
 }
 
 void Worker::take_bye(Peer& peer, bool for_good) {
-  peer.gone = for_good;
+  if (for_good) peer.fate.store(Fate::kClosed, std::memory_order_relaxed);
   peer.session.their_bye = true;
   peer.session.bye_done = true;  // it drained before it said so
   fail_all(peer, Status::kPeerLost, "the peer closed its engine or disconnected");

@@ -69,7 +69,7 @@ def _loopback_table(result: TransportResult) -> Table:
             _throughput(row),
             units.seconds(*(values.get("p50") for values in latency)),
             units.seconds(*(values.get("p99") for values in latency)),
-            f"[bold red]{row.wrong} WRONG[/]" if row.wrong else f"{row.verified_operations} [green]ok[/]",
+            _verdict(row),
         )
     return table
 
@@ -102,6 +102,12 @@ def size_text(row: RowResult) -> str:
     if not row.growth_bytes:
         return units.size(row.size_bytes)
     return f"{units.size(row.size_bytes)}..{units.size(row.size_bytes + row.growth_bytes * (row.count - 1))}"
+
+
+def _verdict(row: RowResult) -> str:
+    if row.wrong:
+        return f"[bold red]{row.wrong} WRONG[/]"
+    return f"{row.verified_operations} [green]ok[/]" if row.verified_operations else "-"
 
 
 def _throughput(row: RowResult) -> str:

@@ -1,13 +1,14 @@
 """The second process of a test on one machine: started by the first, and never outliving it.
 
 It prints one line of JSON on its standard output, {"address": "te1:..."} or {"error": ...}, and then follows the first
-process over the engine's messages. Its standard input is a pipe that nobody writes to: the end of the first process,
-whatever kind, closes it, and that ends this one.
+process over the engine's messages. Its standard input is a pipe that nobody writes to: the end of the first process, of
+whatever kind, closes it, and that ends this one. Where this one is stopped, the kernel's parent-death signal does so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -23,6 +24,7 @@ import transfer_engine as te
 
 from .session import await_client, serve_client
 
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _FAREWELL_S = 1.0  # for the second process to end by itself
 
 # The first process's search path, so that both run the same code, whatever the working directory holds.
@@ -128,6 +130,8 @@ def _ending(status: int) -> str:
 def main() -> None:
     """The second process. Ctrl-C is the first one's business: it closes our standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     options = json.loads(sys.argv[2])
     parent_lives = threading.Event()
     parent_lives.set()

@@ -63,7 +63,7 @@ class Side:
         self._acknowledge: te.CounterDescriptor
 
     def step(self, name: str) -> Step:
-        """One of `STEPS`, bound to this side. (Kept bound they would make a cycle, and memory would outlive its use.)
+        """One of `STEPS`, bound to this side. Kept bound they would make a cycle, and memory would outlive its use.
 
         Raises:
             ValueError: no such step.

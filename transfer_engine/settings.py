@@ -179,7 +179,7 @@ class Settings:
         _choice("auto", "busy", "adaptive"),
         "busy: the worker spins; adaptive: it sleeps when idle; auto: by core",
     )
-    spin_s: float = _setting(50e-6, _seconds(0.0, 1.0), "s: adaptive polling spins this long before it sleeps")
+    spin_s: float = _setting(200e-6, _seconds(0.0, 1.0), "s: adaptive polling spins this long before it sleeps")
     core: str | int = _setting("auto", _core, "CPU of the worker thread; auto: one near its NICs; none: not pinned")
     operations: int = _setting(
         4096,

@@ -68,7 +68,8 @@ class SimProvider final : public Provider {
     return nic < host_.nics.size() ? host_.nics[nic]->post(requests) : kNoSuchNic;
   }
 
-  PostResult post_receive(uint32_t nic, void* buffer, uint64_t length, uint64_t local_key, WorkContext* context) override {
+  PostResult post_receive(uint32_t nic, void* buffer, uint64_t length, uint64_t local_key,
+                          WorkContext* context) override {
     const std::lock_guard lock(fabric_.mutex);
     return nic < host_.nics.size() ? host_.nics[nic]->post_receive(buffer, length, local_key, context) : kNoSuchNic;
   }
@@ -151,9 +152,8 @@ std::string SimProvider::address(uint32_t nic, uint64_t serial) const {
 Error SimProvider::open(const ProviderOptions& settings, Options options) {
   const uint32_t named = static_cast<uint32_t>(settings.nics.size());
   const uint32_t count = settings.nic_count != 0 ? settings.nic_count : named != 0 ? named : kDefaultNics;
-  if (count > TE_MAX_NICS || (named != 0 && named != count))
-    return Error(Status::kConfig, format("%u NICs asked for and %u named; at most %d, and as many as named", count, named,
-                                         static_cast<int>(TE_MAX_NICS)));
+  if (count > TE_MAX_NICS)
+    return Error(Status::kConfig, format("%u NICs asked for; at most %d", count, static_cast<int>(TE_MAX_NICS)));
   const std::lock_guard lock(fabric_.mutex);
   options.wait_fd = options.wait_fd && settings.want_wait_fd;
   host_.options = std::move(options);
@@ -169,7 +169,7 @@ Error SimProvider::open(const ProviderOptions& settings, Options options) {
     if (endpoint->nic != nullptr)
       return Error(Status::kConfig, "sim address in use by another engine of this process", EADDRINUSE,
                    static_cast<int>(nic));
-    const std::string name = named != 0 ? settings.nics[nic] : "sim" + std::to_string(nic);
+    const std::string name = named != 0 ? settings.nics[nic % named] : "sim" + std::to_string(nic);
     host_.nics.push_back(std::make_unique<Nic>(fabric_, host_, nic, name, std::move(endpoint)));
     if (host_.options.wait_fd && host_.nics.back()->wait_fd() < 0)
       return Error(Status::kTransportUnavailable, "no eventfd: too many open files", EMFILE, static_cast<int>(nic));

@@ -15,7 +15,7 @@ Setup short_lived(const std::string& sim, uint32_t nics) {
 TEST_CASE("engine: a write that cannot land ends at its deadline, is not quiesced, and is once it has drained") {
   for (const char* order : {"reorder=0", "reorder=1"})
     for (const uint32_t nics : {1u, 3u}) {
-      CAPTURE(order);
+      CAPTURE(std::string(order));
       CAPTURE(nics);
       Pair pair({"sim", order, nics, {}});
       require_ok(pair.write(0, 0, kLength));
@@ -182,7 +182,7 @@ TEST_CASE("engine: other transfers are not hurt by the fence that one stuck tran
 TEST_CASE("engine: fencing a living peer hurts none of its writes") {
   for (const char* sim : {"reorder=0,delay=2", "reorder=1,delay=3", "reorder=1,delay=2,keys_enforced=0", "reorder=0,stale_keys_land=1"})
     for (const uint32_t nics : {1u, 3u}) {
-      CAPTURE(sim);
+      CAPTURE(std::string(sim));
       CAPTURE(nics);
       Pair pair({"sim", std::string(sim) + ",max_write=700", nics, {}});
       require_ok(pair.write(0, 0, kLength));
@@ -206,7 +206,7 @@ TEST_CASE("engine: fencing a living peer hurts none of its writes") {
 TEST_CASE("engine: fencing a peer that does not answer takes its keys away, and nothing of it lands when it wakes up") {
   for (const char* order : {"reorder=0", "reorder=1,delay=2"})
     for (const uint32_t nics : {1u, 3u}) {
-      CAPTURE(order);
+      CAPTURE(std::string(order));
       CAPTURE(nics);
       Pair pair(short_lived(std::string(order) + ",keys_enforced=1", 1), short_lived(order, nics));
       require_ok(pair.write(0, 0, kLength));
@@ -224,14 +224,20 @@ TEST_CASE("engine: fencing a peer that does not answer takes its keys away, and 
       CHECK(pair.target.poisoned(0, pair.target.size));
       CHECK(pair.owner.value(pair.counter) == 1);
       // They find each other again, with the same handles.
-      REQUIRE(eventually([&] { return pair.write(0, 0, kLength, true, 0, kPatience / 3).wait() == TE_OK; }));
+      const bool again = eventually([&] {
+        Transfer t = pair.write(0, 0, kLength, true, 0, kPatience / 8);
+        const int32_t outcome = t.wait();
+        if (outcome != TE_OK) MESSAGE("after the fence: ", name_of(outcome), ": ", t.message());
+        return outcome == TE_OK;
+      });
+      REQUIRE(again);
       CHECK(pair.landed(0, 0, kLength));
     }
 }
 
 TEST_CASE("engine: where the network enforces no keys, the fence of a silent peer tells the truth: not certain until it is proven dead") {
   for (const char* network : {"keys_enforced=0", "stale_keys_land=1"}) {
-    CAPTURE(network);
+    CAPTURE(std::string(network));
     Pair pair(short_lived(network, 1));
     require_ok(pair.write(0, 0, kLength));
     pair.writer.inject("pause");
@@ -249,7 +255,7 @@ TEST_CASE("engine: where the network enforces no keys, the fence of a silent pee
 
 TEST_CASE("engine: fencing a killed peer ends within the bound, and others keep writing") {
   for (const char* network : {"keys_enforced=1", "keys_enforced=0", "stale_keys_land=1"}) {
-    CAPTURE(network);
+    CAPTURE(std::string(network));
     Pair pair(short_lived(network, 2));
     Player third(short_lived(network, 2));
     Memory& source = third.memory(8192);

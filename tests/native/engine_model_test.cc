@@ -145,7 +145,7 @@ TEST_CASE("engine: a random program leaves exactly what the model says, on many 
     };
     const auto nics_a = static_cast<uint32_t>(1 + random.below(8)), nics_b = static_cast<uint32_t>(1 + random.below(8));
     CAPTURE(seed);
-    CAPTURE(sim);
+    CAPTURE(std::string(sim));
     CAPTURE(nics_a);
     CAPTURE(nics_b);
     Player a({"sim", sim, nics_a, tune}), b({"sim", sim, nics_b, tune});

@@ -122,7 +122,7 @@ TEST_CASE("engine: pages that are counted are in memory, page by page") {
   constexpr uint64_t kPageBytes = 300, kPages = 200;
   for (const char* sim : {"reorder=1,delay=4,mtu=100,max_write=128", "reorder=0,delay=4,mtu=100,max_write=128", "reorder=1,delay=4,mtu=64"})
     for (const uint32_t nics : {1u, 3u}) {
-      CAPTURE(sim);
+      CAPTURE(std::string(sim));
       CAPTURE(nics);
       Pair pair({"sim", sim, nics, {}}, kPages * kPageBytes);
       Random random(2);

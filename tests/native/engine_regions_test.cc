@@ -30,7 +30,7 @@ TEST_CASE("engine: a write that races the closing of its target lands wholly wit
     for (const char* order : {"reorder=0", "reorder=1"})
       for (int seed = 1; seed <= scaled(8); ++seed) {
         const std::string sim = std::string(network) + "," + order + ",delay=3,mtu=300,max_write=900,seed=" + std::to_string(seed);
-        CAPTURE(sim);
+        CAPTURE(std::string(sim));
         Pair pair({"sim", sim, static_cast<uint32_t>(1 + seed % 3), {}}, kSlot * kSlots);
         // Warm half of the time: attached already, or attaching while the region closes.
         if (seed % 2 == 0) require_ok(pair.write(0, 0, 1, false));
@@ -72,7 +72,7 @@ TEST_CASE("engine: page lists that race the closing of their target count only w
   for (const char* network : kNetworks)
     for (int seed = 1; seed <= scaled(6); ++seed) {
       const std::string sim = std::string(network) + ",delay=3,seed=" + std::to_string(seed) + (seed % 2 == 0 ? ",reorder=0" : "");
-      CAPTURE(sim);
+      CAPTURE(std::string(sim));
       constexpr uint64_t kPage = 64, kPages = 500;
       Pair pair({"sim", sim, static_cast<uint32_t>(1 + seed % 2), {}}, kPage * kPages);
       std::vector<int32_t> indices(kPages);
@@ -125,7 +125,7 @@ TEST_CASE("engine: over tcp and shm too nothing lands once te_region_close has r
 
 TEST_CASE("engine: closing a source waits for the writes that read it and refuses later ones") {
   for (const char* order : {"reorder=0,delay=5", "reorder=1,delay=5"}) {
-    CAPTURE(order);
+    CAPTURE(std::string(order));
     Pair pair({"sim", std::string(order) + ",max_write=500", 2, {}});
     const std::vector<uint8_t> before(pair.source.data(), pair.source.data() + 64'000);
     std::vector<Transfer> transfers;
@@ -170,7 +170,7 @@ TEST_CASE("engine: threads that submit while their source closes are refused or 
 
 TEST_CASE("engine: closing a region whose holder does not answer times out, keeps it refused, and succeeds later") {
   for (const char* network : kNetworks) {
-    CAPTURE(network);
+    CAPTURE(std::string(network));
     Pair pair({"sim", network, 2, {}});
     require_ok(pair.write(0, 0, 5000));
     pair.writer.inject("pause");
@@ -191,7 +191,7 @@ TEST_CASE("engine: closing a region whose holder does not answer times out, keep
 
 TEST_CASE("engine: closing a region whose holder died ends once its loss is noticed and nothing can land any more") {
   for (const char* network : kNetworks) {
-    CAPTURE(network);
+    CAPTURE(std::string(network));
     Setup setup{"sim", network, 2, [](te_settings& s) { s.peer_timeout_ns = kShortLife; }};
     Pair pair(setup);
     require_ok(pair.write(0, 0, 5000));
@@ -203,7 +203,7 @@ TEST_CASE("engine: closing a region whose holder died ends once its loss is noti
 
 TEST_CASE("engine: memory registered again is a new region: old handles stay refused, new ones work") {
   for (const char* network : kNetworks) {
-    CAPTURE(network);
+    CAPTURE(std::string(network));
     Pair pair({"sim", network, 2, {}});
     for (int round = 0; round < 5; ++round) {
       const te_region_descriptor old = pair.owner.describe(pair.target);

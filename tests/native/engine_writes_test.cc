@@ -64,10 +64,26 @@ TEST_CASE("engine: any pairing of NIC counts carries every length") {
   }
 }
 
+// As on EFA: a target takes writes only from NICs that it has in its address vector.
+TEST_CASE("engine: whoever is connected is known to the peer on every NIC, for any pairing of NIC counts") {
+  for (const auto& [ours, theirs] : std::vector<std::pair<uint32_t, uint32_t>>{{1, 1}, {4, 4}, {1, 8}, {8, 1}, {5, 2}, {2, 5}}) {
+    CAPTURE(ours);
+    CAPTURE(theirs);
+    const std::string sim = "reorder=1,require_peer=1";
+    Pair pair({"sim", sim, ours, {}}, {"sim", sim, theirs, {}}, kBytes);
+    for (int i = 0; i < 20; ++i) {
+      Transfer t = pair.write(0, 0, 40'000);
+      const int32_t status = t.wait();
+      CHECK_MESSAGE(status == TE_OK, "NIC ", t.error().nic, " provider status ", t.error().provider_status, ": ", t.message());
+      if (status != TE_OK) break;
+    }
+  }
+}
+
 TEST_CASE("engine: a shard of one byte cuts the smallest writes over all NICs") {
   for (const char* sim : {"reorder=0", "reorder=1,delay=2"}) {
     Setup setup{"sim", sim, 8, [](te_settings& s) { s.shard_bytes = 1; }};
-    CAPTURE(sim);
+    CAPTURE(std::string(sim));
     Pair pair(setup, kBytes);
     check_lengths(pair, lengths_around({64, 512}));
   }
@@ -115,7 +131,7 @@ TEST_CASE("engine: the counter never runs ahead of the bytes, whatever the fabri
   for (const char* sim : {"reorder=1,delay=6,mtu=64,max_write=600", "reorder=0,delay=6,mtu=64,max_write=600",
                           "reorder=0,delay=6,mtu=64,max_write=600,delivery_complete=0"})
     for (const uint32_t nics : {1u, 2u, 5u}) {
-      CAPTURE(sim);
+      CAPTURE(std::string(sim));
       CAPTURE(nics);
       Pair pair({"sim", sim, nics, {}}, kBytes);
       Random random(nics);
@@ -160,7 +176,7 @@ TEST_CASE("engine: small windows, queues and slots hold writes back and lose non
     s.message_window = 4;
   };
   for (const char* sim : {"reorder=0,depth=8,max_write=300", "reorder=1,depth=8,delay=3,busy=0.3,max_write=300"}) {
-    CAPTURE(sim);
+    CAPTURE(std::string(sim));
     Pair pair({"sim", sim, 4, tune}, kBytes);
     const int writes = scaled(300);
     Random random(9);

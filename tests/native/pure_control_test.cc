@@ -1,5 +1,5 @@
 // What engines say to each other: round trips, and bytes from strangers.
-#include <doctest/doctest.h>
+#include "tests/native/engine_support.h"
 
 #include <cstdint>
 #include <cstring>
@@ -7,7 +7,6 @@
 
 #include "native/control.h"
 #include "native/immediate.h"
-#include "tests/native/engine_support.h"
 
 namespace te {
 namespace {

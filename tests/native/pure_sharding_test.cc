@@ -1,5 +1,5 @@
 // How bytes and pages are dealt out: every property that the engine relies on, exhaustively for small values and at random for large ones.
-#include <doctest/doctest.h>
+#include "tests/native/engine_support.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,6 @@
 
 #include "native/sharding.h"
 #include "native/sim/random.h"
-#include "tests/native/engine_support.h"
 
 namespace te {
 namespace {

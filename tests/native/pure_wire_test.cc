@@ -1,5 +1,5 @@
 // Bytes that travel, through the C ABI: what is encoded comes back, and nothing else is accepted.
-#include <doctest/doctest.h>
+#include "tests/native/engine_support.h"
 
 #include <cstdint>
 #include <cstring>
@@ -8,7 +8,6 @@
 
 #include "native/te.h"
 #include "native/wire.h"
-#include "tests/native/engine_support.h"
 
 namespace te {
 namespace {
