@@ -58,7 +58,7 @@ int32_t encode_into(const T& value, uint8_t* bytes, uint64_t capacity, uint64_t*
 
 bool sane(const te_address& address) {
   if (address.nic_count == 0 || address.nic_count > TE_MAX_NICS ||
-      strnlen(address.transport, sizeof address.transport) == sizeof address.transport)
+      strnlen(address.transport, sizeof address.transport) == sizeof address.transport || address.transport[0] == '\0')
     return false;
   for (uint32_t i = 0; i < address.nic_count; ++i)
     if (address.nics[i].length == 0 || address.nics[i].length > sizeof address.nics[i].bytes) return false;

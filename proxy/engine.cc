@@ -18,6 +18,9 @@ void copy_text(char* out, size_t size, const std::string& text) {
   out[length] = '\0';
 }
 
+// Entries wished for in each completion queue: own requests, receives and the windows of 512 peers with room to spare.
+constexpr uint32_t kCompletionDepth = 32768;
+
 uint64_t start_generation() {
   timespec t;
   clock_gettime(CLOCK_REALTIME, &t);
@@ -89,6 +92,7 @@ Error Engine::start() {
   options.nic_count = v.nic_count;
   options.sim = settings_.sim;
   options.nic_depth = v.nic_depth;
+  options.completion_depth = kCompletionDepth;
   options.chunk_bytes = v.chunk_bytes;
   options.port_low = v.port_low;
   options.port_high = v.port_high;

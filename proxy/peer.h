@@ -50,7 +50,15 @@ struct Session {
   bool their_bye = false;   // they asked us to drain
   bool bye_said = false, bye_answered = false;
   bool ping_out = false, pong_due = false, acknowledge_due = false, hello_ack_due = false;
-  PathId paths[TE_MAX_NICS] = {};
+  PathId paths[TE_MAX_NICS] = {};  // per NIC of ours: to the peer's NIC that it is paired with
+  // A peer with more NICs than ours sends from all of them, and some networks (EFA) take writes only from known senders: the
+  // paths to those that none of ours is paired with.
+  struct ExtraPath {
+    uint32_t nic;
+    PathId path;
+  };
+  std::vector<ExtraPath> extra_paths;
+  uint32_t granted_window = 0;  // immediates in flight that the peer may have towards each of our NICs
   uint64_t token = 0, their_token = 0;
   uint32_t number = 0, their_number = 0, their_index = kNoIndex;
   int64_t hello_at = 0, hello_wait = 0, deadline = 0, ping_at = 0;
@@ -59,7 +67,13 @@ struct Session {
   Credits credits;
   Stream stream;
   Assembly assembly;
-  std::vector<uint16_t> slots;            // that they granted and that are free
+  std::vector<uint16_t> slots;  // that they granted and that are free
+  struct Lent {
+    uint16_t slot;
+    const Operation* operation;  // null once it has ended well
+  };
+  std::vector<Lent> lent;               // that they granted and that they have not returned since
+  std::vector<uint16_t> dropped_slots;  // retired with unknown outcome: a return that crossed the retirement is ignored
   std::vector<uint16_t> slots_to_return;  // of ours, seen complete
   std::vector<uint16_t> granted_ids;      // every id of ours that they may use
   std::vector<uint16_t> retired_ids;      // quarantined while the session lives

@@ -38,6 +38,10 @@ Worker::Worker(Engine* engine)
         settings_.nic_depth == 0 ? capabilities_.nic_depth : std::min(settings_.nic_depth, capabilities_.nic_depth);
     nic.depth = std::max(nic.depth, kSendDepthReserve);
   }
+  if (const uint32_t entries = capabilities_.completion_depth; entries > 0) {
+    const uint32_t own = std::min(nics_[0].depth + kSendDepthReserve, entries / 2);
+    most_receives_ = immediate_budget_ = (entries - own) / 2;
+  }
 }
 
 Worker::~Worker() {

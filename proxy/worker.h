@@ -126,6 +126,7 @@ class Worker {
   void slot_arrived(uint16_t id, IdEntry& entry, uint32_t immediate);
   void raise(Counter& counter, uint64_t by);
   void retire_slot(Operation& op);
+  void take_slots(Peer& peer, const std::vector<uint16_t>& ids);
 
   // --- worker_control.cc
   bool post_control(Peer& peer);
@@ -149,6 +150,8 @@ class Worker {
   // --- worker_session.cc
   void ensure_connecting(Peer& peer);
   Error start_session(Peer& peer);
+  uint32_t grant_window();
+  Error open_paths(Peer& peer);
   void service_session(Peer& peer);
   void send_hello(Peer& peer, bool acknowledgement);
   void take_hello(std::span<const uint8_t> body);
@@ -230,7 +233,10 @@ class Worker {
   WorkItems items_;
   Buffers buffers_;
   std::vector<WorkItem*> idle_receives_;  // not posted: no room in the provider
-  uint32_t receives_wanted_ = 0, receives_made_ = 0;
+  uint32_t receives_wanted_ = 0, receives_made_ = 0, receives_posted_ = 0;
+  uint32_t most_receives_ = UINT32_MAX;     // posted at a time
+  uint32_t immediate_budget_ = UINT32_MAX;  // per NIC, for all peers; see grant_window
+  uint32_t immediates_granted_ = 0;
   IdTable ids_;
   List<Operation, &Operation::active_link> active_;
   List<Peer, &Peer::scheduled_link> scheduled_;

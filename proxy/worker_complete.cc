@@ -30,6 +30,7 @@ void Worker::complete(uint32_t nic, const Completion& c) {
   if (c.status != Status::kOk) bump(nics_[nic].statistics.errors);
   if (item->kind == WorkKind::kWrite || item->kind == WorkKind::kFlush) return complete_write(nic, c, item);
   if (item->kind == WorkKind::kReceive) {  // a receive that was flushed
+    --receives_posted_;
     idle_receives_.push_back(item);
     return;
   }
@@ -111,26 +112,45 @@ void Worker::advance(Operation* op) {
     op->phase = Phase::kFlush;
     return admit(op);
   }
-  op->has_slot = false;  // the receiver returns it once it has seen all parts
+  if (op->has_slot) retire_slot(*op);
   finish(op);
 }
 
 void Worker::retire_slot(Operation& op) {
   op.has_slot = false;
   Peer& peer = *op.peer;
-  if (!peer.connected() ||
-      std::find(peer.session.slots.begin(), peer.session.slots.end(), op.slot) != peer.session.slots.end())
-    return;
-  if (op.slot_posted == 0) {
-    peer.session.slots.push_back(op.slot);
+  if (!peer.connected()) return;
+  Session& s = peer.session;
+  const auto lent = std::find_if(s.lent.begin(), s.lent.end(),
+                                 [&](const Session::Lent& l) { return l.slot == op.slot && l.operation == &op; });
+  if (lent == s.lent.end()) return;  // returned already: all parts landed, whatever the provider said
+  if (op.slot_delivered == op.parts) {
+    lent->operation = nullptr;  // the receiver returns it once it has seen all parts
     return;
   }
+  s.lent.erase(lent);
+  if (op.slot_posted == 0) {
+    s.slots.push_back(op.slot);
+    return;
+  }
+  if (op.unknown) s.dropped_slots.push_back(op.slot);
   Record record;
   record.type = RecordType::kRetireSlot;
   record.id = op.slot;
   record.delivered = op.slot_delivered;
   record.unknown = op.unknown;
   push_record(peer, std::move(record));
+}
+
+void Worker::take_slots(Peer& peer, const std::vector<uint16_t>& ids) {
+  Session& s = peer.session;
+  for (const uint16_t id : ids) {
+    std::erase_if(s.lent, [id](const Session::Lent& lent) { return lent.slot == id; });
+    const auto dropped = std::find(s.dropped_slots.begin(), s.dropped_slots.end(), id);
+    if (dropped == s.dropped_slots.end()) s.slots.push_back(id);
+    else s.dropped_slots.erase(dropped);
+  }
+  if (!peer.ready.empty()) schedule(peer);
 }
 
 void Worker::immediate_arrived(uint32_t nic, uint32_t immediate) {
@@ -146,7 +166,7 @@ void Worker::immediate_arrived(uint32_t nic, uint32_t immediate) {
   peer.last_heard_ns.store(now_, std::memory_order_relaxed);
   bump(peer.statistics.immediates);
   Credits& credits = peer.session.credits;
-  if (++credits.polled[nic] - credits.reported[nic] >= settings_.immediate_window / 2) schedule(peer);
+  if (++credits.polled[nic] - credits.reported[nic] >= std::max(peer.session.granted_window / 2, 1u)) schedule(peer);
   if (entry.use == IdUse::kPlain) return raise(*entry.counter, immediate_count(immediate));
   slot_arrived(id, entry, immediate);
 }

@@ -62,7 +62,7 @@ bool Worker::acknowledgement_due(const Peer& peer) const {
       settings_.message_queue_bytes / 4)
     return true;
   for (uint32_t i = 0; i < nic_count_; ++i)
-    if (s.credits.polled[i] - s.credits.reported[i] >= settings_.immediate_window / 2) return true;
+    if (s.credits.polled[i] - s.credits.reported[i] >= std::max(s.granted_window / 2, 1u)) return true;
   return false;
 }
 
@@ -229,17 +229,19 @@ void Worker::post_receives() {
     idle_receives_.push_back(item);
     ++receives_made_;
   }
-  while (!idle_receives_.empty()) {
+  while (!idle_receives_.empty() && receives_posted_ < most_receives_) {
     WorkItem* item = idle_receives_.back();
     const PostResult result =
         provider_.post_receive(kControlNic, item->buffer->data, fragment_bytes_, item->buffer->local_key, item);
     if (result.posted == 0) break;
+    ++receives_posted_;
     idle_receives_.pop_back();
   }
 }
 
 void Worker::received(uint32_t nic, const Completion& c, WorkItem* item) {
   bump(nics_[nic].statistics.receives);
+  --receives_posted_;
   Buffer* buffer = item->buffer;
   bool kept = false;
   MessageHeader header;
@@ -361,11 +363,12 @@ void Worker::take_record(Peer& peer, const Record& record) {
     case RecordType::kRevokeCounter:
       return take_revoke_counter(peer, record);
     case RecordType::kSlots:
-      peer.session.slots.insert(peer.session.slots.end(), record.ids.begin(), record.ids.end());
-      if (!peer.ready.empty()) schedule(peer);
-      return;
+      return take_slots(peer, record.ids);
     case RecordType::kRetireSlot:
       return take_retire_slot(peer, record);
+    case RecordType::kWriteOff:
+      if (record.nics < nic_count_) peer.session.credits.polled[record.nics] += record.index;
+      return schedule(peer);
     case RecordType::kFence:
       return take_fence(peer, record.serial);
     case RecordType::kFenced:

@@ -105,6 +105,7 @@ bool Worker::take_slot(Peer& peer, Operation& op) {
   op.slot = slots.back();
   slots.pop_back();
   op.has_slot = true;
+  peer.session.lent.push_back({op.slot, &op});
   return true;
 }
 

@@ -56,12 +56,12 @@ Error Worker::start_session(Peer& peer) {
   peer.consumed_bytes.store(0, std::memory_order_relaxed);
   peer.session_number.store(s.number, std::memory_order_relaxed);
   peer.last_heard_ns.store(now_, std::memory_order_relaxed);
-  for (uint32_t i = 0; i < nic_count_; ++i) {
-    const te_nic_address& remote = peer.address.nics[paired_nic(i, peer.address.nic_count)];
-    if (Error e = provider_.open_path(i, remote, peer.address.generation, &s.paths[i])) {
-      for (uint32_t k = 0; k < i; ++k) provider_.close_path(k, s.paths[k]);
-      return e;
-    }
+  s.granted_window = grant_window();
+  if (s.granted_window == 0)
+    return Error(Status::kExhausted, "the completion queue has no room for the immediates of another peer (max_peers)");
+  if (Error e = open_paths(peer)) {
+    immediates_granted_ -= s.granted_window;
+    return e;
   }
   s.paths_open = true;
   receives_wanted_ += settings_.message_window + kUnsequencedReserve + 2 * nic_count_;
@@ -73,6 +73,43 @@ Error Worker::start_session(Peer& peer) {
     s.granted_ids.push_back(id);
   }
   return {};
+}
+
+// Our share of a completion queue for one more peer's immediates. Where queues can overrun, half of what our own requests leave is for
+// immediates (the other half is for receives): every one of max_peers gets an equal part of it for sure, and the early ones get
+// more, up to the setting, from what the others do not need yet.
+uint32_t Worker::grant_window() {
+  uint32_t window = settings_.immediate_window;
+  if (capabilities_.completion_depth > 0) {
+    const uint32_t sure = std::max(immediate_budget_ / settings_.max_peers, 2u);
+    const uint32_t left = immediate_budget_ - std::min(immediate_budget_, immediates_granted_);
+    window = std::min(window, std::max(sure, left / 8));
+    if (window > left) return 0;
+  }
+  immediates_granted_ += window;
+  return window;
+}
+
+Error Worker::open_paths(Peer& peer) {
+  Session& s = peer.session;
+  const uint32_t theirs = peer.address.nic_count;
+  uint32_t opened = 0;
+  Error error;
+  for (; opened < nic_count_ && !error; ++opened)
+    error = provider_.open_path(opened, peer.address.nics[paired_nic(opened, theirs)], peer.address.generation,
+                                &s.paths[opened]);
+  if (error) --opened;
+  for (uint32_t i = nic_count_; i < theirs && !error; ++i) {
+    const uint32_t nic = i % nic_count_;
+    PathId path = kNoPath;
+    error = provider_.open_path(nic, peer.address.nics[i], peer.address.generation, &path);
+    if (!error) s.extra_paths.push_back({nic, path});
+  }
+  if (!error) return {};
+  for (uint32_t i = 0; i < opened; ++i) provider_.close_path(i, s.paths[i]);
+  for (const Session::ExtraPath& extra : s.extra_paths) provider_.close_path(extra.nic, extra.path);
+  s.extra_paths.clear();
+  return error;
 }
 
 // On the clock: hellos, heartbeats, time-outs.
@@ -112,7 +149,7 @@ void Worker::send_hello(Peer& peer, bool acknowledgement) {
   hello.sender_token = s.token;
   hello.echo_token = acknowledgement ? s.their_token : 0;
   hello.session = s.number;
-  hello.immediate_window = settings_.immediate_window;
+  hello.immediate_window = s.granted_window;
   hello.message_window = settings_.message_window;
   hello.fragment_bytes = fragment_bytes_;
   hello.message_queue_bytes = settings_.message_queue_bytes;
@@ -302,6 +339,8 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
     if (early != nullptr) buffers_.give_back(early);
   std::free(s.assembly.data);
   if (s.paths_open) {
+    immediates_granted_ -= s.granted_window;
+    for (const Session::ExtraPath& extra : s.extra_paths) provider_.close_path(extra.nic, extra.path);
     const uint32_t given = settings_.message_window + kUnsequencedReserve + 2 * nic_count_;
     receives_wanted_ -= std::min(receives_wanted_, given);  // those made stay posted, for the next peer
   }

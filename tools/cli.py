@@ -63,7 +63,17 @@ The document that --json prints; times are in seconds:
       "expected", "actual"}]}]}
 """
 
-_nics = click.option("--nics", metavar="N|NAMES", help="How many NICs to use, or their names, separated by commas.")
+
+def _count_or_names(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    return int(value) if value is not None and value.isdecimal() else value
+
+
+_nics = click.option(
+    "--nics",
+    callback=_count_or_names,
+    metavar="N|NAMES",
+    help="How many NICs to use, or their names, separated by commas.",
+)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text for people.")
 
 
@@ -103,7 +113,7 @@ def group() -> None:
 def loopback(
     address: te.Address | None,
     transports: tuple[str, ...],
-    nics: str | None,
+    nics: int | str | None,
     timeout_s: float,
     as_json: bool,
     quick: bool,
@@ -144,7 +154,7 @@ def loopback(
 def bench(
     address: te.Address | None,
     transports: tuple[str, ...],
-    nics: str | None,
+    nics: int | str | None,
     timeout_s: float,
     as_json: bool,
     depth: int,
@@ -175,7 +185,7 @@ def bench(
 @_nics
 @click.option("--once", is_flag=True, help="End after the first client.")
 @_as_json
-def serve(transport: str | None, nics: str | None, once: bool, as_json: bool) -> int:
+def serve(transport: str | None, nics: int | str | None, once: bool, as_json: bool) -> int:
     """Wait for `loopback` and `bench` on another node, one client at a time.
 
     The first line of standard output is the command to paste there; with --json, {"address": "te1:..."}.

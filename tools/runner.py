@@ -26,7 +26,7 @@ class Options:
 
     address: te.Address | None
     transports: tuple[str, ...]
-    nics: str | None
+    nics: int | str | None
     timeout_s: float
     flip: str | None = None
 

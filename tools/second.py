@@ -66,7 +66,7 @@ class SecondProcess:
 
 
 @contextlib.contextmanager
-def second_process(transport: str, nics: str | None, *, timeout_s: float) -> Iterator[SecondProcess]:
+def second_process(transport: str, nics: int | str | None, *, timeout_s: float) -> Iterator[SecondProcess]:
     """Starts the second process and waits for its address; ends it whatever happens.
 
     Raises:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ConfigError
-from . import hwloc, sysfs, xml
+from . import hwloc, recording, sysfs
 from .model import Topology
 
 
@@ -17,8 +17,8 @@ def discover() -> Topology:
     """
     try:
         text, version, this_machine = hwloc.export()
-        topology = xml.parse(text, f"hwloc {version}")
-    except (hwloc.HwlocUnavailable, xml.RecordingError) as cause:
+        topology = recording.parse(text, f"hwloc {version}")
+    except (hwloc.HwlocUnavailable, recording.RecordingError) as cause:
         found = sysfs.complete(sysfs.discover())
         return replace(found, notes=(*found.notes, f"read from sysfs alone: {cause}"))
     if not this_machine:
@@ -33,18 +33,18 @@ def recorded(path: Path) -> Topology:
         ConfigError: no such file, or no such recording.
     """
     try:
-        size_ok = path.stat().st_size <= xml.MOST_BYTES
+        size_ok = path.stat().st_size <= recording.MOST_BYTES
         text = path.read_text("utf-8", "replace") if size_ok else ""
-        xml.parse(text, str(path))  # foreign bytes are looked at here before a library gets them
+        recording.parse(text, str(path))  # foreign bytes are looked at here before a library gets them
         note: tuple[str, ...] = ()
         try:
             text, _, _ = hwloc.export(path)
         except hwloc.HwlocUnavailable as cause:
             note = (f"read without hwloc: {cause}",)
-        found = xml.parse(text, str(path))
+        found = recording.parse(text, str(path))
     except OSError as cause:
         raise ConfigError(f"{path}: {cause.strerror or cause}", operation="topology") from None
-    except xml.RecordingError as cause:
+    except recording.RecordingError as cause:
         raise ConfigError(
             str(cause), operation="topology", hint="record a machine with `lstopo --whole-io --of xml FILE`"
         ) from None

@@ -87,7 +87,8 @@ class Nic:
         place: where it sits.
         rdma: name of its RDMA device ("mlx5_0"); None: it has none.
         interfaces: names of its network interfaces.
-        rate_gbps: of the link in 10^9 bits per second; None when unknown.
+        rate_gbps: of the network link, in 10^9 bits per second; None when unknown.
+        pcie_gbps: of the PCIe link, likewise.
         unusable: why RDMA cannot use it, or None.
     """
 
@@ -97,6 +98,7 @@ class Nic:
     rdma: str | None = None
     interfaces: tuple[str, ...] = ()
     rate_gbps: float | None = None
+    pcie_gbps: float | None = None
     unusable: str | None = None
 
     @property

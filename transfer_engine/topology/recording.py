@@ -146,13 +146,13 @@ def _nics(element: ElementTree.Element, place: Place, model: str, rdma_model: bo
     interfaces = tuple(sorted(str(child.get("name")) for child in children if child.get("osdev_type") == _NETWORK))
     devices = [child for child in children if child.get("osdev_type") == _OPENFABRICS]
     gigabytes = float(element.get("pci_link_speed") or 0)  # 10^9 bytes per second, as hwloc counts
-    rate = round(8 * gigabytes, 1) or None
+    pcie = round(8 * gigabytes, 1) or None
     for device in devices:
         name = str(device.get("name"))
         state = _info(device, "Port1State")
         unusable = None if state in (None, _PORT_ACTIVE) else "its port is not active"
         yield Nic(
-            name=name, model=model, place=place, rdma=name, interfaces=interfaces, rate_gbps=rate, unusable=unusable
+            name=name, model=model, place=place, rdma=name, interfaces=interfaces, pcie_gbps=pcie, unusable=unusable
         )
     if not devices and (rdma_model or interfaces):
         yield Nic(
@@ -160,7 +160,7 @@ def _nics(element: ElementTree.Element, place: Place, model: str, rdma_model: bo
             model=model,
             place=place,
             interfaces=interfaces,
-            rate_gbps=rate,
+            pcie_gbps=pcie,
             unusable=identify.why_hidden(vendor) if rdma_model else None,
         )
 
