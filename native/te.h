@@ -242,7 +242,10 @@ int32_t te_engine_open(const te_settings *settings, te_engine **engine, te_error
 /* Stops the worker, fails what is pending with TE_ERR_CLOSED, says goodbye to peers. Idempotent. After TE_OK nothing of any peer lands any
  * more. TE_ERR_TIMEOUT: everything is stopped all the same, but some peer has not confirmed that it drained: keep the memory. */
 int32_t te_engine_close(te_engine *engine, int64_t timeout_ns, te_error *error);
-/* Frees the memory. After it no handle of the engine but its transfers (until released) may be used. Closes first if need be. */
+/* Nanoseconds since the worker thread last went round. It does so at least every 100 ms; much more means that it is held inside the
+ * provider (libfabric's shm can wait for ever for a lock that a killed process held), and that nothing of this engine will end. */
+int64_t te_engine_silence(te_engine *engine);
+/* Frees the memory. (Not that of an engine whose worker is held inside the provider: it is left alone.) After it no handle of the engine but its transfers (until released) may be used. Closes first if need be. */
 void te_engine_free(te_engine *engine);
 int32_t te_engine_describe(te_engine *engine, te_engine_info *info, te_error *error);
 int32_t te_engine_address(te_engine *engine, te_address *address, te_error *error);

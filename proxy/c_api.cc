@@ -203,8 +203,14 @@ int32_t te_engine_close(te_engine* engine, int64_t timeout_ns, te_error* error) 
   }
 }
 
+int64_t te_engine_silence(te_engine* engine) {
+  return engine == nullptr || engine_of(engine)->forked() ? 0 : engine_of(engine)->silence();
+}
+
 void te_engine_free(te_engine* engine) {
   if (engine == nullptr || engine_of(engine)->forked()) return;  // a child leaves its parent's objects alone
+  static_cast<void>(engine_of(engine)->close(-1));
+  if (engine_of(engine)->stuck()) return;
   delete engine_of(engine);
 }
 

@@ -147,13 +147,24 @@ Error Engine::close(int64_t timeout_ns) {
   if (closed_) return {};
   closing_.store(true, std::memory_order_seq_cst);
   const int64_t bound = timeout_ns < 0 ? settings_.values.close_timeout_ns : timeout_ns;
-  const bool clean = worker_ == nullptr || worker_->stop(deadline_after(now_ns(), bound));
+  if (worker_ == nullptr) return {};
+  const Worker::End end = worker_->stop(deadline_after(now_ns(), bound));
   closed_ = true;
-  if (clean) return {};
+  if (end == Worker::End::kClean) return {};
+  if (end == Worker::End::kStuck) {
+    stuck_ = true;
+    inbox_.shut();
+    events_.shut();
+    return Error(Status::kTimeout,
+                 format("the worker thread is held inside the provider %s and cannot be ended; the engine is abandoned",
+                        provider_->provider_name().c_str()));
+  }
   return Error(Status::kTimeout,
                "a peer did not confirm that it had drained before the engine closed: it may still write to memory that "
                "was registered here");
 }
+
+int64_t Engine::silence() const { return closing_.load(std::memory_order_relaxed) ? 0 : std::max<int64_t>(0, now_ns() - worker_->last_round_ns()); }
 
 Error Engine::check() const {
   if (forked())

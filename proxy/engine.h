@@ -59,6 +59,8 @@ class Engine {
 
   // kForked or kClosed, or ok. The first line of every entry point.
   Error check() const;
+  int64_t silence() const;               // of the worker, ns
+  bool stuck() const { return stuck_; }  // it did not end: see close
   bool forked() const { return fork_generation() != fork_generation_; }
 
   Error register_region(const MemorySpan& span, uint32_t* handle);
@@ -175,6 +177,7 @@ class Engine {
   std::atomic<uint32_t> operations_in_use_{0};
   std::mutex close_mutex_;
   bool closed_ = false;
+  bool stuck_ = false;
   std::unique_ptr<Worker> worker_;
 };
 

@@ -15,6 +15,7 @@ constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kTick = 2 * kMillisecond;            // resolution of deadlines
 constexpr int64_t kLongestSleep = 100 * kMillisecond;  // heartbeats are checked at least this often
 constexpr uint32_t kSendDepthReserve = 8;
+constexpr int64_t kPatience = 5'000 * kMillisecond;  // with a worker that was asked to end, beyond its deadline
 
 }  // namespace
 
@@ -80,19 +81,34 @@ Error Worker::start() {
       return Error(Status::kConfig, format("epoll_ctl failed for descriptor %d", fd), errno);
   }
   try {
-    thread_ = std::thread([this] { run(); });
+    last_round_.store(now_ns(), std::memory_order_relaxed);
+    thread_ = std::thread([this] {
+      run();
+      ended_.store(1, std::memory_order_release);
+      futex_wake_all(&ended_);
+    });
   } catch (const std::system_error& failure) {
     return Error(Status::kConfig, format("cannot start the worker thread: %s", failure.what()), failure.code().value());
   }
   return {};
 }
 
-bool Worker::stop(int64_t deadline_ns) {
+Worker::End Worker::stop(int64_t deadline_ns) {
+  if (!thread_.joinable()) return End::kClean;
   stop_deadline_.store(deadline_ns, std::memory_order_relaxed);
   stop_requested_.store(true, std::memory_order_seq_cst);
   engine_.doorbell_.ring();
-  if (thread_.joinable()) thread_.join();
-  return clean_end_;
+  for (;;) {
+    const int64_t left = deadline_after(deadline_ns, kPatience) - now_ns();
+    if (ended_.load(std::memory_order_acquire) != 0) break;
+    if (left <= 0) {
+      thread_.detach();
+      return End::kStuck;
+    }
+    futex_wait(&ended_, 0, left);
+  }
+  thread_.join();
+  return clean_end_ ? End::kClean : End::kUnconfirmed;
 }
 
 void Worker::run() {
@@ -111,6 +127,7 @@ void Worker::run() {
   for (;;) {
     const bool worked = round();
     now_ = now_ns();
+    last_round_.store(now_, std::memory_order_relaxed);
     if (worked) {
       last_work_ = now_;
       idle_rounds = 0;

@@ -46,10 +46,13 @@ class Worker {
   Error start();
   // Once the thread has ended, before the provider goes.
   void deregister_memory();
-  // Asks the thread to say goodbye and waits for its end. False: some peer did not confirm in time.
-  bool stop(int64_t deadline_ns);
+  // Asks the thread to say goodbye and waits for its end. kUnconfirmed: some peer did not say in time that it had drained. kStuck: the
+  // thread is held inside the provider; it is let go and must find its objects alive should it ever come back.
+  enum class End { kClean, kUnconfirmed, kStuck };
+  End stop(int64_t deadline_ns);
 
   const NicState& nic(uint32_t index) const { return nics_[index]; }
+  int64_t last_round_ns() const { return last_round_.load(std::memory_order_relaxed); }
   uint64_t polls() const { return polls_.load(std::memory_order_relaxed); }
   uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
   uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
@@ -214,6 +217,8 @@ class Worker {
   const uint32_t fragment_bytes_;
 
   std::thread thread_;
+  std::atomic<uint32_t> ended_{0};  // futex: 1 once run() has returned
+  std::atomic<int64_t> last_round_{0};
   std::atomic<bool> stop_requested_{false};
   std::atomic<int64_t> stop_deadline_{0};
   bool stopping_ = false;

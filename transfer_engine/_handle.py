@@ -19,10 +19,11 @@ from . import _native
 from ._native import ffi, lib, thread_state
 from .address import Address
 from .descriptors import CounterDescriptor, RegionDescriptor
-from .errors import EngineClosed, ForkedEngine, TransferEngineError
+from .errors import EngineClosed, ForkedEngine, TransferEngineError, TransportError
 
 OPEN, CLOSING, CLOSED, FORKED = range(4)
 _CACHED = 1 << 16  # remote handles remembered; the core is asked again for forgotten ones
+_STUCK_NS = 10_000_000_000  # the worker goes round every 0.1 s at least
 
 
 class EngineHandle:
@@ -143,6 +144,16 @@ class EngineHandle:
         return None if info is None else Address.from_native(ffi.addressof(info, "address"))
 
     # --- errors -----------------------------------------------------------------------------------------------------
+
+    def ensure_alive(self, operation: str) -> None:
+        """Raises TransportError when the worker thread is held inside the provider: what is under way will not end."""
+        silence_ns = lib.te_engine_silence(self.pointer) if self.state == OPEN else 0
+        if silence_ns > _STUCK_NS:
+            raise TransportError(
+                f"{operation}: the worker thread has been held inside the provider for {silence_ns / 1e9:.0f} s",
+                operation=operation,
+                hint="libfabric's shm waits for ever for a lock that a killed process held: restart this process",
+            )
 
     def failure(self, operation: str, status: int, error: Any, note: str = "") -> TransferEngineError:
         """The exception for a failed call, with the names of peer and NIC."""

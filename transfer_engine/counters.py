@@ -103,6 +103,7 @@ class Counter:
                     f"counter at {self.value}/{expected} after {limit / 1e9:g} s", operation="counter wait"
                 )
             handle.ensure_open("counter wait")
+            handle.ensure_alive("counter wait")
 
     def reached(
         self,

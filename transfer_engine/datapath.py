@@ -310,13 +310,13 @@ def _persist(
     error: Any,
     timeout_s: float | None,
     request_id: object,
-    target: RegionDescriptor | None = None,
+    target: object = None,
 ) -> Any:
     """The first call gave no transfer: goes on if there was only no slot free, else raises."""
     pointer = handle.persist(submit, error, timeout_s)
     if not pointer:
         failure = _failed(handle, operation, error, request_id)
-        if type(failure) is RegionClosed and target is not None:
+        if type(failure) is RegionClosed and isinstance(target, RegionDescriptor):
             handle.remote_region(target, operation)  # raises when the owner itself is gone, which says more
         raise failure
     return pointer

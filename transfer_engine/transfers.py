@@ -104,7 +104,7 @@ class Transfer:
         handle = self._handle
         handle.ensure_native("wait_quiesced")
         limit = handle.default_timeout_ns if timeout_s is None else _native.nanoseconds(timeout_s)
-        if not _in_slices(lib.te_transfer_wait_quiesced, self._pointer, limit):
+        if not _in_slices(lib.te_transfer_wait_quiesced, self._pointer, limit, self._handle, self.operation):
             raise TransferTimeout(
                 f"{self.operation} not quiesced after {limit / 1e9:g} s: its bytes may still land",
                 operation="wait_quiesced",
@@ -175,7 +175,7 @@ class Transfer:
     def _wait_ended(self, timeout_s: float | None) -> bool:
         self._handle.ensure_native(self.operation)
         limit = FOREVER_NS if timeout_s is None else _native.nanoseconds(timeout_s)
-        return _in_slices(lib.te_transfer_wait, self._pointer, limit) and self._settle()
+        return _in_slices(lib.te_transfer_wait, self._pointer, limit, self._handle, self.operation) and self._settle()
 
     def _settle(self) -> bool:
         """Fetches the outcome if there is one."""
@@ -199,12 +199,15 @@ class Transfer:
             call_guarded(function, self)
 
 
-def _in_slices(wait: Callable[[Any, int], int], pointer: Any, limit_ns: int) -> bool:
+def _in_slices(
+    wait: Callable[[Any, int], int], pointer: Any, limit_ns: int, handle: EngineHandle, operation: str
+) -> bool:
     """Waits in slices, so that Ctrl-C is served between them. False: the limit passed."""
     if wait(pointer, min(limit_ns, SLICE_NS)) == _native.OK:
         return True
     deadline = time.monotonic_ns() + limit_ns - SLICE_NS
     while (left := deadline - time.monotonic_ns()) > 0:
+        handle.ensure_alive(operation)
         if wait(pointer, min(left, SLICE_NS)) == _native.OK:
             return True
     return False

@@ -54,8 +54,12 @@ class Case:
     nics: int
     far_nics: int
     apart: bool  # the far side is a process of its own
+    label: str = ""
+    changes: tuple[tuple[str, Any], ...] = ()  # settings of both sides
 
     def __str__(self) -> str:
+        if self.label:
+            return self.label
         count = str(self.nics) if self.nics == self.far_nics else f"{self.nics}to{self.far_nics}"
         return f"{self.transport.name}{'-apart' if self.apart else ''}-{count}"
 
@@ -67,6 +71,7 @@ class Case:
             "sim": self.transport.options,
             "core": "none",
             "timeout_s": SOON_S,
+            **dict(self.changes),
             **changes,
         }
 

@@ -27,12 +27,12 @@ def check_healthy(link: Link, writes: int = 10, length: int = 10_000) -> None:
 @pytest.mark.parametrize("fate", FATES)
 @pytest.mark.parametrize("order", ["reorder=1,delay=2", "reorder=0"])
 def test_of_two_cut_writes_one_fails_and_the_counter_stays_right(rig: Rig, fate: str, order: str) -> None:
+    rig.clean = False  # what arrives for a write of unknown outcome has no meaning any more
     rig.set_up(shard_bytes=1000, sim=f"{order},mtu=256")
     link = rig.link(60_000)
     link.write(0, 0, 1).wait(SOON_S)
     expected = most = link.wait(1)
     for skip in range(2 * rig.case.nics):
-        link.poison()
         rig.near._inject(f"fail_after {skip} {fate}")
         pair = [link.write(0, 0, 8000), link.write(20_000, 20_000, 8000)]
         failures = [transfer.exception(SOON_S) for transfer in pair]
@@ -45,10 +45,7 @@ def test_of_two_cut_writes_one_fails_and_the_counter_stays_right(rig: Rig, fate:
         # What landed in spite of an error is wholly in memory, so that it may count, once.
         most += good if fate in ("clean", "unknown", "partial") else 2
         assert expected <= link.wait(expected) <= most
-        before = link.value
-        check_healthy(link, 2, 8000)
-        assert link.value - before in ((2,) if most == expected else range(2, 5))
-        expected, most = expected + 2, most + 2
+        check_healthy(rig.link(60_000), 3, 8000)
     assert expected <= link.value <= most
 
 
@@ -60,8 +57,8 @@ def test_a_page_list_that_fails_counts_no_page_that_is_not_in_memory(rig: Rig, f
     count, page = 60, 200
     link = rig.link(count * page)
     targets = permutation(3, count)
+    least = most = 0
     for skip in range(0, 70, 23):
-        before = link.value
         link.poison()
         rig.near._inject(f"fail_after {skip} {fate}")
         transfer = link.pages(targets, np.arange(count), page)
@@ -69,16 +66,18 @@ def test_a_page_list_that_fails_counts_no_page_that_is_not_in_memory(rig: Rig, f
         rig.near._inject("error_next 0")
         transfer.wait_quiesced(SOON_S)
         found = np.frombuffer(rig.far.read(link.memory), np.uint8).reshape(count, page)
-        whole = int((found[targets] == link.source.reshape(count, page)).all(axis=1).sum())
-        assert link.value - before <= whole
-        if failure is None:
-            assert link.wait(before + count) == before + count
-    check_healthy(link, length=5000)
+        most += int((found[targets] == link.source.reshape(count, page)).all(axis=1).sum())
+        if failure is None or immediates == "each":
+            least = most
+        assert least <= link.wait(least) <= most
+    check_healthy(rig.link(), length=5000)
+    assert least <= link.value <= most
 
 
 @on(nics=(1, 3), faults=True)
 @pytest.mark.parametrize("fate", ["clean", "unknown"])
 def test_hundreds_of_failures_use_nothing_up(rig: Rig, fate: str) -> None:
+    rig.clean = fate == "clean"
     rig.set_up(shard_bytes=1000, assembly_slots=4, immediate_window=8)
     link = rig.link(60_000)
     for _ in range(200):
@@ -107,6 +106,7 @@ def test_work_goes_on_when_a_nic_returns(rig: Rig) -> None:
 
 @on(nics=(1, 3), faults=True)
 def test_a_noisy_network_ends_every_transfer_and_falsifies_no_count(rig: Rig) -> None:
+    rig.clean = False
     rig.set_up(shard_bytes=1000, sim="error=0.03,busy=0.1,delay=3,mtu=200,seed=5", peer_timeout_s=SOON_S)
     link = rig.link(80_000)
     good = bad = 0

@@ -132,21 +132,21 @@ def submit(engine: te.Engine, entry: te.Write | te.PageWrite) -> te.Transfer:
 
 
 @pytest.fixture
-def model(rig: Rig, request: pytest.FixtureRequest) -> Model:
-    _, options, changes = NETWORKS[request.getfixturevalue("network")]
-    rig.set_up(sim=options, **changes)
+def model(rig: Rig) -> Model:
     return Model(rig)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "network" in metafunc.fixturenames:
-        values = [(name, Case(TRANSPORTS["sim"], nics, nics, False)) for name, (nics, _, _) in NETWORKS.items()]
-        metafunc.parametrize(("network", "case"), values, ids=list(NETWORKS))
-
+on_every_network = pytest.mark.cases(
+    [
+        Case(TRANSPORTS["sim"], nics, nics, False, name, (("sim", options), *changes.items()))
+        for name, (nics, options, changes) in NETWORKS.items()
+    ]
+)
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
 
 
+@on_every_network
 @settings(unhurried, max_examples=30)
 @given(script=rounds)
 def test_the_far_memory_is_what_the_model_says(model: Model, script: Any) -> None:
@@ -155,6 +155,7 @@ def test_the_far_memory_is_what_the_model_says(model: Model, script: Any) -> Non
 
 
 @pytest.mark.soak
+@on_every_network
 @settings(unhurried, max_examples=3000)
 @given(script=rounds)
 def test_the_far_memory_is_what_the_model_says_thousands_of_times(model: Model, script: Any) -> None:

@@ -1,8 +1,8 @@
 """Which NICs and cores belong to which GPU, and which of them each process of a node uses.
 
-`discover()` looks at this machine (through hwloc where it is installed, else through sysfs), `recorded(path)` at a file
-that `lstopo` wrote. `plan()` deals out a whole node, `assign()` gives one process its part. Looking is apart from deciding:
-the policy is pure, so that topologies of machines one does not own serve as tests.
+`discover()` looks at this machine (through hwloc where it is installed, else through sysfs), `recorded(path)` at a
+file that `lstopo` wrote. `plan()` deals out a whole node, `assign()` gives one process its part. Looking is apart from
+deciding: the policy is pure, so that topologies of machines one does not own serve as tests.
 """
 
 from .assignment import Assignment, assign, place

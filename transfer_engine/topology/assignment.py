@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ConfigError
 from ..settings import Settings
 from . import processes
 from .discovery import discover
@@ -70,6 +70,7 @@ def assign(
     gpus: tuple[int, ...] | None = None,
     allowed: frozenset[int] | None = None,
     quota: float | None = None,
+    own_cpus: bool = False,
 ) -> Assignment:
     """The part of one process. Pure.
 
@@ -81,6 +82,7 @@ def assign(
         gpus: the index of cuda:0, cuda:1, ... in this process; None: all usable GPUs.
         allowed: CPUs that this process and those beside it may use; None: all.
         quota: how many CPUs' time is granted; None: no limit.
+        own_cpus: those CPUs are this process's alone.
 
     Raises:
         ArgumentError: no such rank or GPU.
@@ -92,7 +94,8 @@ def assign(
     if not set(visible) <= set(usable):
         raise ArgumentError(f"GPUs {visible} are not all among the usable ones ({usable})", operation="topology")
     workers = processes.serving(usable, visible, LocalProcess(local_rank, local_world_size, known=True))
-    whole = plan(topology, workers, settings, allowed=allowed, quota=quota)
+    cores_for = local_rank if own_cpus else None
+    whole = plan(topology, workers, settings, allowed=allowed, quota=quota, cores_for=cores_for)
     return Assignment(shares=whole.of(local_rank), plan=whole)
 
 
@@ -119,6 +122,8 @@ def place(settings: Settings, *, gpu: int | None = None) -> tuple[Settings, Assi
         return settings, None
     topology = discover()
     visible = processes.visible_gpus(topology.gpus)
+    if gpu is not None and not 0 <= gpu < len(visible):
+        raise ConfigError(f"cuda:{gpu}: this process sees {len(visible)} GPUs", operation="topology")
     assignment = assign(
         topology,
         process.rank,
@@ -127,8 +132,9 @@ def place(settings: Settings, *, gpu: int | None = None) -> tuple[Settings, Assi
         gpus=visible,
         allowed=processes.allowed_cpus(),
         quota=processes.cpu_quota(),
+        own_cpus=processes.mask_is_own(),
     )
-    share = assignment.for_gpu(visible[gpu]) if gpu is not None and gpu < len(visible) else None
+    share = None if gpu is None else assignment.for_gpu(visible[gpu])
     nics = share.nics if share else assignment.nics
     core = share.core if share else assignment.core
     if nics_open and nics:

@@ -53,7 +53,12 @@ def choose(
 def _pick(candidates: list[tuple[Core, int]], anchors: Sequence[Anchor]) -> list[int | None]:
     """The nearest for everybody: near ones are given out before anybody gets a far one."""
     first_core = min(core.index for core, _ in candidates)
-    free = sorted(candidates, key=lambda entry: (entry[1] != min(entry[0].cpus), entry[0].index == first_core, entry[1]))
+
+    def rank(entry: tuple[Core, int]) -> tuple[bool, bool, int]:
+        core, cpu = entry
+        return cpu != core.cpus[0], core.index == first_core, cpu
+
+    free = sorted(candidates, key=rank)
     chosen: list[int | None] = [None] * len(anchors)
     for reach in (_same_node, _same_package, _anywhere):
         for worker, anchor in enumerate(anchors):

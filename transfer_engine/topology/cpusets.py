@@ -37,7 +37,7 @@ def to_list(cpus: Iterable[int]) -> str:
 
 
 def from_bitmap(text: str) -> frozenset[int]:
-    """hwloc's notation: words of 32 bits, the highest first, zero words left empty: "0x0000ffff,,0x00000003".
+    """Notation of hwloc: words of 32 bits, the highest first, zero words left empty: "0x0000ffff,,0x00000003".
 
     Raises:
         ValueError: not such a bitmap, or one without end ("0xf...f").
@@ -45,7 +45,7 @@ def from_bitmap(text: str) -> frozenset[int]:
     words = text.strip().split(",")
     if len(words) > MOST_CPUS // 32:
         raise ValueError("a bitmap of that many CPUs is damaged")
-    cpus = set()
+    cpus: set[int] = set()
     for position, word in enumerate(reversed(words)):
         bits = int(word, 16) if word else 0
         if not 0 <= bits < 1 << 32:

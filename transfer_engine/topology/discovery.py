@@ -22,7 +22,8 @@ def discover() -> Topology:
         found = sysfs.complete(sysfs.discover())
         return replace(found, notes=(*found.notes, f"read from sysfs alone: {cause}"))
     if not this_machine:
-        return replace(topology, source=f"{topology.source}, recorded", notes=("not this machine: HWLOC_XMLFILE is set",))
+        note = "not this machine: HWLOC_XMLFILE is set"
+        return replace(topology, source=f"{topology.source}, recorded", notes=(note,))
     return sysfs.complete(topology)
 
 

@@ -1,15 +1,17 @@
 """hwloc, loaded at run time: a live or recorded topology as XML text.
 
-Only functions are called and their text is read, never hwloc's structures, so any library of this ABI serves. Components
-that would start a GPU's driver are left out: looking must not create a context on a device.
+Only functions are called and their text is read, never hwloc's structures, so any library of this ABI serves.
+Components that would start a GPU's driver are left out: looking must not create a context on a device.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 from pathlib import Path
 
+_VERSION = re.compile(r'name="hwlocVersion" value="([^"]+)"')
 LIBRARY = "libhwloc.so.15"
 VARIABLE = "TE_HWLOC"  # another file to load
 
@@ -24,7 +26,7 @@ class HwlocUnavailable(Exception):
 
 
 def load() -> tuple[ctypes.CDLL, str]:
-    """The library and its version ("2.9.0").
+    """The library and the version of its interface ("2.8.0").
 
     Raises:
         HwlocUnavailable: it is not installed, or not of this ABI.
@@ -65,7 +67,9 @@ def export(recorded: Path | None = None) -> tuple[str, str, bool]:
         if library.hwloc_topology_load(topology) != 0:
             raise HwlocUnavailable(f"hwloc {version} cannot load {recorded or 'this machine'}: {_reason()}")
         this_machine = library.hwloc_topology_is_thissystem(topology) == 1
-        return _text(library, topology), version, this_machine
+        text = _text(library, topology)
+        exact = _VERSION.search(text) if recorded is None else None
+        return text, exact.group(1) if exact else version, this_machine
     finally:
         library.hwloc_topology_destroy(topology)
 
@@ -73,9 +77,7 @@ def export(recorded: Path | None = None) -> tuple[str, str, bool]:
 def _text(library: ctypes.CDLL, topology: ctypes.c_void_p) -> str:
     buffer = ctypes.c_void_p()
     length = ctypes.c_int()
-    if library.hwloc_topology_export_xmlbuffer(
-        topology, ctypes.byref(buffer), ctypes.byref(length), ctypes.c_ulong(0)
-    ):
+    if library.hwloc_topology_export_xmlbuffer(topology, ctypes.byref(buffer), ctypes.byref(length), ctypes.c_ulong(0)):
         raise HwlocUnavailable(f"hwloc_topology_export_xmlbuffer failed: {_reason()}")
     try:
         return ctypes.string_at(buffer, max(length.value - 1, 0)).decode("utf-8", "replace")

@@ -30,7 +30,7 @@ _NAMES = {
 
 
 def model_of(vendor: int, device: int) -> str:
-    """ "15b3:1021"."""
+    """As in "15b3:1021"."""
     return f"{vendor:04x}:{device:04x}"
 
 

@@ -1,7 +1,7 @@
 """Balanced assignment at least cost. Pure.
 
-`spread` gives every item to one holder, so that the numbers of items per holder differ by at most one and the sum of the
-costs is as small as it can be. The core is the Hungarian method with potentials (Kuhn 1955, in the O(n^3) form of
+`spread` gives every item to one holder, so that the numbers of items per holder differ by at most one and the sum of
+the costs is as small as it can be. The core is the Hungarian method with potentials (Kuhn 1955, in the O(n^3) form of
 Jonker and Volgenant 1987); n is the number of NICs of one machine.
 """
 
@@ -29,15 +29,13 @@ def spread(items: int, holders: int, cost: Callable[[int, int], int]) -> list[in
     table = [[cost(item, holder) for holder in range(holders)] for item in range(items)]
     over = 1 + _FIRST * items * (1 + max(map(max, table)))  # one item too many costs more than all else together
     slots = [(holder, place) for place in range(base + bool(extra)) for holder in range(holders)]
-    rows = [
-        [table[item][holder] * (_FIRST if place == 0 else 1) + (over if place >= base else 0) for holder, place in slots]
-        for item in range(items)
-    ]
+    weighted = [(holder, 1 if place else _FIRST, over if place >= base else 0) for holder, place in slots]
+    rows = [[costs[holder] * weight + more for holder, weight, more in weighted] for costs in table]
     return [slots[column][0] for column in _assign(rows)]
 
 
 def _assign(rows: list[list[int]]) -> list[int]:
-    """The column of each row; at least as many columns as rows. Indices from 1 on, 0 is "none", as in the literature."""
+    """The column of each row; at least as many columns as rows. As in the literature, indices start at 1; 0 is none."""
     height, width = len(rows), len(rows[0])
     infinite = 1 << 62
     row_potential = [0] * (height + 1)

@@ -1,4 +1,4 @@
-"""What a machine's topology is, as plain values: cores, GPUs, NICs, where each sits, and how far apart two of them are."""
+"""A machine's topology as plain values: cores, GPUs, NICs, where each sits, and how far apart two of them are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Distance(enum.IntEnum):
-    """What lies between two PCI devices, nearest first. The labels are those of `nvidia-smi topo -m`, where it has one."""
+    """What lies between two PCI devices, nearest first. Labels are those of `nvidia-smi topo -m`, where it has one."""
 
     SWITCH = 0
     SWITCHES = 1
@@ -68,7 +68,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU. `index` counts in the order of PCI addresses; `unusable` says why this process cannot use it, or is None."""
+    """A GPU. `index` counts in the order of PCI addresses; `unusable`: why this process cannot use it, or None."""
 
     index: int
     model: str

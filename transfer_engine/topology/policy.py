@@ -3,10 +3,10 @@
 The rules, in order:
 
 1. NICs that the settings name are used as they are, by every process that has these settings.
-2. Otherwise the NICs of one model are used: the one with the most bandwidth in total, since peers pair NICs one to one and
-   a transfer that is cut over unequal NICs waits for the slowest.
-3. They are dealt out so that everybody has as many as anybody else, or one more, and everybody one near NIC before anybody
-   a second: nearest by PCIe, then by NUMA node; NIC i goes with GPU i where distances do not decide.
+2. Otherwise the NICs of one model are used: the one with the most bandwidth in total, since peers pair NICs one to one
+   and a transfer that is cut over unequal NICs waits for the slowest.
+3. They are dealt out so that everybody has as many as anybody else, or one more, and everybody one near NIC before
+   anybody a second: nearest by PCIe, then by NUMA node; NIC i goes with GPU i where distances do not decide.
 4. A NIC on another NUMA node is not used beside a nearer one.
 5. With fewer NICs than workers, NICs are shared.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..settings import Settings
@@ -87,8 +87,9 @@ def plan(
     *,
     allowed: frozenset[int] | None = None,
     quota: float | None = None,
+    cores_for: int | None = None,
 ) -> Plan:
-    """Deals out the NICs and cores of a node.
+    """Deals out the NICs and cores of a node. It depends on the set of GPUs, not on which process serves which.
 
     Args:
         topology: of the machine.
@@ -96,52 +97,61 @@ def plan(
         settings: `transport` says which kind of NIC, `nics` and `nic_count` restrict; None: no wishes.
         allowed: CPUs that may be used; None: all.
         quota: how many CPUs' time is granted; None: no limit.
+        cores_for: the CPUs are those of this local rank alone, so that only its workers get any; None: of all.
     """
+    workers = sorted(workers, key=lambda worker: (-1 if worker[1] is None else worker[1], worker[0]))
     transport = settings.transport if settings else None
     wanted = settings.nics if settings else None
     most = min((settings.nic_count if settings else None) or MOST_NICS, MOST_NICS)
     candidates, left_out = _usable(topology.nics, transport)
+    known = candidates + [nic for nic in topology.nics if nic.for_rdma]
     messages: list[str] = []
     if wanted is not None:
-        by_name = {name_for(nic, transport): nic for nic in topology.nics}
+        by_name = {nic.name: nic for nic in reversed(known)}
         named = [by_name[name] for name in wanted if name in by_name]
         messages += [f"{name}: no NIC of this name is known here" for name in wanted if name not in by_name]
         left_out = [entry for entry in left_out if entry.nic not in wanted]
-        left_out += _all_left(candidates, transport, set(wanted), "not among the NICs that the settings name")
+        left_out += _all_left(candidates, set(wanted), "not among the NICs that the settings name")
         dealt = [list(named) for _ in workers]
     else:
-        candidates, others = _one_model(candidates, transport)
+        candidates, others = _one_model(candidates)
         left_out += others
         places = [NOWHERE if gpu is None else topology.gpus[gpu].place for _, gpu in workers]
         dealt, far = _deal(candidates, places)
-        left_out += [LeftOut(nic=name_for(nic, transport), reason=_FAR) for nic in far]
+        left_out += [LeftOut(nic=nic.name, reason=_FAR) for nic in far]
         messages += _remarks(topology, candidates, workers, dealt)
     shares, over = [], []
     for (rank, gpu), nics in zip(workers, dealt, strict=True):
         over += nics[most:]
         place = NOWHERE if gpu is None else topology.gpus[gpu].place
-        names = tuple(name_for(nic, transport) for nic in nics[:most])
+        names = tuple(nic.name for nic in nics[:most])
         near = tuple(distance(place, nic.place) for nic in nics[:most])
         shares.append(Share(local_rank=rank, gpu=gpu, nics=names, distances=near, core=None))
     kept = {name for share in shares for name in share.nics}
     reason = f"one engine uses at most {most} NICs" + (" (setting nic_count)" if most < MOST_NICS else "")
-    left_out += _all_left(over, transport, kept, reason)
-    shares, remarks = _with_cores(topology, shares, dealt, settings, allowed, quota)
+    left_out += _all_left(over, kept, reason)
+    may_use = topology.cpus if allowed is None else allowed & topology.cpus
+    pinned = [index for index, share in enumerate(shares) if cores_for in (None, share.local_rank)]
+    wish = settings.core if settings else "auto"
+    if wish == "auto":
+        anchors = [_anchor(topology, shares[index], dealt[index]) for index in pinned]
+        chosen, remarks = cores.choose(topology, anchors, may_use, quota=quota)
+    else:
+        chosen, remarks = [wish if isinstance(wish, int) else None] * len(pinned), []
+    for index, core in zip(pinned, chosen, strict=True):
+        shares[index] = replace(shares[index], core=core)
+    shares.sort(key=lambda share: (share.local_rank, share.gpu or 0))
     return Plan(shares=tuple(shares), left_out=tuple(left_out), messages=tuple(messages + remarks))
 
 
 _FAR = "on another NUMA node than every GPU or process that could use it, each of which has a nearer NIC"
 
 
-def name_for(nic: Nic, transport: str | None) -> str:
-    """The name under which a transport knows a NIC: RDMA transports the device, others the interface."""
-    if transport is not None and transport not in _RDMA_TRANSPORTS and nic.interfaces:
-        return nic.interfaces[0]
-    return nic.name
-
-
 def _usable(nics: Sequence[Nic], transport: str | None) -> tuple[list[Nic], list[LeftOut]]:
-    """The NICs that a transport can use; those of RDMA where there are any and no transport is named."""
+    """The NICs that a transport can use, under the names by which it knows them.
+
+    RDMA transports know devices, the others interfaces. Without a transport: RDMA devices where there are any.
+    """
     if transport in ("shm", "sim"):
         return [], [LeftOut(nic=nic.name, reason=f"the {transport} transport uses no NIC") for nic in nics]
     rdma = transport in _RDMA_TRANSPORTS or (
@@ -159,14 +169,17 @@ def _usable(nics: Sequence[Nic], transport: str | None) -> tuple[list[Nic], list
             reason = f"the {transport} transport does not drive this model"
         elif not rdma and not nic.interfaces:
             reason = nic.unusable or "it has no network interface"
-        if reason is None:
+        if reason is not None:
+            bad.append(LeftOut(nic=nic.name, reason=reason))
+        elif rdma:
             good.append(nic)
         else:
-            bad.append(LeftOut(nic=name_for(nic, transport), reason=reason))
+            taken = {one.name for one in good}
+            good += [replace(nic, name=name, interfaces=(name,)) for name in nic.interfaces if name not in taken]
     return good, bad
 
 
-def _one_model(nics: list[Nic], transport: str | None) -> tuple[list[Nic], list[LeftOut]]:
+def _one_model(nics: list[Nic]) -> tuple[list[Nic], list[LeftOut]]:
     """The NICs of the model, and link rate, that has the most bandwidth in total; of equals the faster NIC."""
     groups: defaultdict[tuple[str, float], list[Nic]] = defaultdict(list)
     for nic in nics:
@@ -180,7 +193,7 @@ def _one_model(nics: list[Nic], transport: str | None) -> tuple[list[Nic], list[
     best = max(groups, key=worth)
     left_out = [
         LeftOut(
-            nic=name_for(nic, transport),
+            nic=nic.name,
             reason=f"of another kind ({_kind(key)}) than the {len(groups[best])} NICs used ({_kind(best)})",
         )
         for key, group in groups.items()
@@ -202,14 +215,17 @@ def _deal(nics: list[Nic], places: Sequence[Place]) -> tuple[list[list[Nic]], li
     dealt: list[list[Nic]] = [[] for _ in places]
     if not nics or not places:
         return dealt, list(nics)
-    steps = len(nics) * len(places)  # more than any difference in order
+    most = max(len(nics), len(places))
+    step = 4 * most * most + 1  # more than all differences in order together
 
     def cost(nic: int, worker: int) -> int:
         place, other = places[worker], nics[nic].place
         apart = distance(place, other)
-        order = abs(nic * len(places) // len(nics) - worker) if len(nics) >= len(places) else 0
-        order = order or abs(worker * len(nics) // len(places) - nic) * (len(nics) < len(places))
-        return (int(apart) * 64 + min(hops(place, other), 63)) * steps + order
+        if len(nics) >= len(places):
+            order = abs(nic * len(places) // len(nics) - worker)
+        else:
+            order = abs(worker * len(nics) // len(places) - nic)
+        return (int(apart) ** 2 * 64 + min(hops(place, other), 63)) * step + order
 
     if len(nics) >= len(places):
         for nic, worker in enumerate(spread(len(nics), len(places), cost)):
@@ -217,12 +233,16 @@ def _deal(nics: list[Nic], places: Sequence[Place]) -> tuple[list[list[Nic]], li
     else:
         for worker, nic in enumerate(spread(len(places), len(nics), lambda worker, nic: cost(nic, worker))):
             dealt[worker].append(nics[nic])
-    for worker, mine in enumerate(dealt):
-        mine.sort(key=lambda nic: (distance(places[worker], nic.place), hops(places[worker], nic.place)))  # noqa: B023
-        if mine and not distance(places[worker], mine[0].place).far:
-            mine[:] = [nic for nic in mine if not distance(places[worker], nic.place).far]
+    dealt = [_near_only(place, mine) for place, mine in zip(places, dealt, strict=True)]
     used = {nic.name for mine in dealt for nic in mine}
     return dealt, [nic for nic in nics if nic.name not in used]
+
+
+def _near_only(place: Place, nics: list[Nic]) -> list[Nic]:
+    """Nearest first; without those on another NUMA node where there is a nearer one."""
+    ordered = sorted(nics, key=lambda nic: (distance(place, nic.place), hops(place, nic.place)))
+    near = [nic for nic in ordered if not distance(place, nic.place).far]
+    return near or ordered
 
 
 def _remarks(
@@ -242,41 +262,21 @@ def _remarks(
         elif apart in (Distance.HOST_BRIDGE, Distance.NUMA) and any(
             distance(other.place, nic.place) <= Distance.SWITCHES for other in topology.gpus for nic in nics
         ):
-            remarks.append(f"GPU {gpu} has no NIC under its own PCIe switch: {mine[0].name} is the nearest ({apart.label})")
+            remarks.append(
+                f"GPU {gpu} has no NIC under its own PCIe switch: {mine[0].name} is the nearest ({apart.label})"
+            )
     unknown = [nic.name for nic in nics if nic.place.numa is None and nic.place.bus_id is not None]
     if unknown and len(topology.numa_nodes) > 1:
         remarks.append(f"the platform does not say to which NUMA node these NICs belong: {', '.join(unknown)}")
     return remarks
 
 
-def _all_left(nics: Sequence[Nic], transport: str | None, used: set[str], reason: str) -> list[LeftOut]:
-    names = dict.fromkeys(name_for(nic, transport) for nic in nics)
+def _all_left(nics: Sequence[Nic], used: set[str], reason: str) -> list[LeftOut]:
+    names = dict.fromkeys(nic.name for nic in nics)
     return [LeftOut(nic=name, reason=reason) for name in names if name not in used]
 
 
-def _with_cores(
-    topology: Topology,
-    shares: list[Share],
-    dealt: list[list[Nic]],
-    settings: Settings | None,
-    allowed: frozenset[int] | None,
-    quota: float | None,
-) -> tuple[list[Share], list[str]]:
-    wish = settings.core if settings else "auto"
-    if wish != "auto":
-        core = wish if isinstance(wish, int) else None
-        return [_pinned(share, core) for share in shares], []
-    anchors = []
-    for share, nics in zip(shares, dealt, strict=True):
-        gpu = NOWHERE if share.gpu is None else topology.gpus[share.gpu].place
-        place = nics[0].place if nics and nics[0].place.numa is not None else gpu
-        anchors.append(cores.Anchor(place.numa, place.package))
-    may_use = topology.cpus if allowed is None else allowed & topology.cpus
-    chosen, remarks = cores.choose(topology, anchors, may_use, quota=quota)
-    return [_pinned(share, core) for share, core in zip(shares, chosen, strict=True)], remarks
-
-
-def _pinned(share: Share, core: int | None) -> Share:
-    return Share(
-        local_rank=share.local_rank, gpu=share.gpu, nics=share.nics, distances=share.distances, core=core
-    )
+def _anchor(topology: Topology, share: Share, nics: list[Nic]) -> cores.Anchor:
+    gpu = NOWHERE if share.gpu is None else topology.gpus[share.gpu].place
+    place = nics[0].place if nics and nics[0].place.numa is not None else gpu
+    return cores.Anchor(place.numa, place.package)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from .cpusets import from_list
 from .model import Gpu
 from .sysfs import read_text
 
@@ -41,8 +42,8 @@ def local_process(environment: Mapping[str, str] | None = None) -> LocalProcess:
         rank, count = -1, 0
     if not 0 <= rank < count:
         raise ConfigError(
-            f"environment variables {LOCAL_RANK}={texts[0]!r} and {LOCAL_WORLD_SIZE}={texts[1]!r}: needed are both, with "
-            "0 <= rank < size",
+            f"environment variables {LOCAL_RANK}={texts[0]!r} and {LOCAL_WORLD_SIZE}={texts[1]!r}: both are needed, "
+            "with 0 <= rank < size",
             operation="topology",
         )
     return LocalProcess(rank, count, known=True)
@@ -74,7 +75,8 @@ def serving(usable: Sequence[int], visible: Sequence[int], process: LocalProcess
     """Which process serves which GPU: (local rank, index of the GPU), one entry a worker.
 
     One process alone serves all GPUs that it sees; of several, process r serves cuda:r. Where each process was given
-    one GPU of its own (CUDA_VISIBLE_DEVICES), only the own one is known; the others are taken to be spread over the rest.
+    one GPU of its own (CUDA_VISIBLE_DEVICES), only the own one is known: then every GPU has a worker, and those of
+    the others bear the numbers that are left.
 
     Args:
         usable: the indices of all usable GPUs of the machine.
@@ -87,8 +89,8 @@ def serving(usable: Sequence[int], visible: Sequence[int], process: LocalProcess
         return [(0, gpu) for gpu in visible]
     if len(visible) == 1 and len(usable) >= process.count:
         others = [gpu for gpu in usable if gpu != visible[0]]
-        ranks = [rank for rank in range(process.count) if rank != process.rank]
-        return sorted([(process.rank, visible[0]), *zip(ranks, others, strict=False)])
+        ranks = [rank for rank in range(len(usable)) if rank != process.rank]
+        return sorted([(process.rank, visible[0]), *zip(ranks, others, strict=True)])
     return [(rank, visible[rank % len(visible)]) for rank in range(process.count)]
 
 
@@ -97,10 +99,25 @@ def allowed_cpus() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0))
 
 
+def mask_is_own(root: Path = Path("/")) -> bool:
+    """The launcher bound this process to CPUs of its own: its parent may use more than it."""
+    fields = (root / "proc" / name / "status" for name in ("self", str(os.getppid())))
+    mine, parents = (_mask(read_text(path) or "") for path in fields)
+    return bool(mine) and mine < parents
+
+
+def _mask(status: str) -> frozenset[int]:
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == "Cpus_allowed_list":
+            return from_list(value)
+    return frozenset()
+
+
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """How many CPUs' time the control group grants, or None: no limit, or none that can be read."""
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
             quota = _unified(root / "sys/fs/cgroup", path)
         elif "cpu" in controllers.split(","):

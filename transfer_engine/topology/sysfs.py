@@ -136,7 +136,7 @@ def complete(topology: Topology, root: Path = _ROOT) -> Topology:
 
 
 def _software(name: str, root: Path, cores: tuple[Core, ...]) -> Nic:
-    """An RDMA device that the PCI tree does not show: Soft-RoCE and the like, or one passed through without its tree."""
+    """An RDMA device that the PCI tree does not show: Soft-RoCE, or one passed through without its tree."""
     device = root / "sys/class/infiniband" / name
     parent = read_text(device / "parent")
     place = place_of(device / "device", cores) if (device / "device").exists() else NOWHERE
@@ -161,7 +161,7 @@ def _with_state(nic: Nic, root: Path) -> Nic:
 
 
 def _rate(text: str | None) -> float | None:
-    """ "400 Gb/sec (4X NDR)"."""
+    """The number in "400 Gb/sec (4X NDR)"."""
     match = re.match(r"([0-9.]+)\s*Gb/sec", text or "")
     try:
         return float(match.group(1)) if match else None
