@@ -134,11 +134,14 @@ def _of_buffer(memory: Any) -> Span:
             f"the buffer of shape {view.shape} and strides {view.strides} is not contiguous", _CONTIGUOUS_HINT
         )
     try:
-        export = ffi.from_buffer(memory)  # holds the export: a bytearray cannot be resized, a mmap not be closed
+        export = ffi.from_buffer(view)
     except BufferError as cause:
         raise _refusal(f"the buffer cannot be exported: {cause}", _CONTIGUOUS_HINT) from None
     pointer = int(ffi.cast("uintptr_t", export))
-    return Span(pointer, view.nbytes, lib.TE_DEVICE_HOST, 0, read_only=view.readonly, owner=(memory, export))
+    # Our own view pins the memory (a bytearray cannot be resized, a mmap not be closed). The export must not: when the
+    # collector meets a memoryview with an export in a cycle, it clears it all the same and CPython crashes.
+    ffi.release(export)
+    return Span(pointer, view.nbytes, lib.TE_DEVICE_HOST, 0, read_only=view.readonly, owner=(memory, view))
 
 
 def _of_dlpack(memory: Any) -> Span:

@@ -114,7 +114,9 @@ def test_a_batch_counts_each_of_its_writes_and_pages(rig: Rig) -> None:
             te.PageWrite(te.Pages(first.region, [5, 7], 1000), te.Pages(first.remote, [6, 8], 1000), first.notify),
             te.Write(second.region[:0], second.remote[:0], notify=second.notify),
             te.Write(second.region[10:20], second.remote[:10]),
-            te.PageWrite(te.Pages(second.region, range(3), 100), te.Pages(second.remote, [3, 2, 1], 100), second.notify),
+            te.PageWrite(
+                te.Pages(second.region, range(3), 100), te.Pages(second.remote, [3, 2, 1], 100), second.notify
+            ),
         ]
     )
     transfer.wait(SOON_S)

@@ -69,7 +69,9 @@ def gpu() -> Device:
     return Device("gpu")
 
 
-def nic(index: int, model: tuple[str, str, str, float] = CONNECTX7, *, hidden: bool = False, active: bool = True) -> Device:
+def nic(
+    index: int, model: tuple[str, str, str, float] = CONNECTX7, *, hidden: bool = False, active: bool = True
+) -> Device:
     vendor, device, name, link = model
     return Device("nic", vendor, device, None if hidden else name.format(index), link, active)
 
@@ -132,7 +134,9 @@ class _Writer:
                 threads = [t * total + package * machine.cores + core for t in range(machine.smt)]
                 self.open("Core", os_index=core, **self.sets(frozenset(threads), frozenset((package,))))
                 for thread in threads:
-                    self.open("PU", leaf=True, os_index=thread, **self.sets(frozenset((thread,)), frozenset((package,))))
+                    self.open(
+                        "PU", leaf=True, os_index=thread, **self.sets(frozenset((thread,)), frozenset((package,)))
+                    )
                 self.close()
             for branch in machine.branches:
                 if branch.package == package:
@@ -147,19 +151,17 @@ class _Writer:
 
     def branch(self, branch: Branch, bus: int) -> None:
         """A host bridge, a root port, a switch's upstream port, and a downstream port for each device."""
-        base = bus * 16
-        last = base + 2 + len(branch.devices)
-        self.open("Bridge", bridge_type="0-1", depth=0, bridge_pci=f"0000:[{base:02x}-{last:02x}]")
-        below = f"0000:[{base + 1:02x}-{last:02x}]"
-        self.bridge(f"0000:{base:02x}:01.0", 1, below)
+        domain, last = f"{bus:04x}", 2 + len(branch.devices)
+        self.open("Bridge", bridge_type="0-1", depth=0, bridge_pci=f"{domain}:[00-{last:02x}]")
+        self.bridge(f"{domain}:00:01.0", 1, f"{domain}:[01-{last:02x}]")
         if len(branch.devices) == 1:
-            self.device(branch.devices[0], f"0000:{base + 1:02x}:00.0")
+            self.device(branch.devices[0], f"{domain}:01:00.0")
         else:
-            self.bridge(f"0000:{base + 1:02x}:00.0", 2, f"0000:[{base + 2:02x}-{last:02x}]")
+            self.bridge(f"{domain}:01:00.0", 2, f"{domain}:[02-{last:02x}]")
             for index, device in enumerate(branch.devices):
-                inner = base + 3 + index
-                self.bridge(f"0000:{base + 2:02x}:{index:02x}.0", 3, f"0000:[{inner:02x}-{inner:02x}]")
-                self.device(device, f"0000:{inner:02x}:00.0")
+                inner = f"{3 + index:02x}"
+                self.bridge(f"{domain}:02:{index:02x}.0", 3, f"{domain}:[{inner}-{inner}]")
+                self.device(device, f"{domain}:{inner}:00.0")
                 self.close()
             self.close()
         self.close()
@@ -168,7 +170,13 @@ class _Writer:
     def bridge(self, busid: str, depth: int, below: str) -> None:
         kind = "0604 [8086:352a] [0000:0000] 04"
         self.open(
-            "Bridge", bridge_type="1-1", depth=depth, bridge_pci=below, pci_busid=busid, pci_type=kind, pci_link_speed=63.0
+            "Bridge",
+            bridge_type="1-1",
+            depth=depth,
+            bridge_pci=below,
+            pci_busid=busid,
+            pci_type=kind,
+            pci_link_speed=63.0,
         )
 
     def device(self, device: Device, busid: str) -> None:

@@ -4,6 +4,7 @@ import array
 import ctypes
 import gc
 import mmap
+import subprocess
 import sys
 import weakref
 from types import SimpleNamespace
@@ -296,3 +297,25 @@ def test_torch_tensors_register(engine: te.Engine) -> None:
     with pytest.raises(te.RegistrationError):
         engine.register(torch.zeros(2, device="meta"))
     assert engine.allocate(64).as_torch(torch.bfloat16, (4, 8)).shape == (4, 8)
+
+
+def test_memory_in_a_cycle_is_collected_without_harm() -> None:
+    script = """
+import gc
+import transfer_engine as te
+
+class Holder: ...
+
+for kind in (lambda: memoryview(bytearray(4096)), lambda: bytearray(4096)):
+    for _ in range(10):
+        engine = te.Engine("sim")
+        holder = Holder()
+        holder.me, holder.part, holder.engine = holder, engine.register(kind()), engine
+        holder.buffer = engine.allocate(4096)
+        engine.close()
+        del holder, engine
+        gc.collect()
+print("survived")
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "survived\n", "")
