@@ -164,7 +164,9 @@ Error Engine::close(int64_t timeout_ns) {
                "was registered here");
 }
 
-int64_t Engine::silence() const { return closing_.load(std::memory_order_relaxed) ? 0 : std::max<int64_t>(0, now_ns() - worker_->last_round_ns()); }
+int64_t Engine::silence() const {
+  return closing_.load(std::memory_order_relaxed) ? 0 : std::max<int64_t>(0, now_ns() - worker_->last_round_ns());
+}
 
 Error Engine::check() const {
   if (forked())

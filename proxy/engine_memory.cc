@@ -220,6 +220,7 @@ Error Engine::open_counter(uint32_t* handle) {
   Counter* counter = counters_.add([&](Counter& c) {
     c.serial = next_serial_.fetch_add(1, std::memory_order_relaxed);
     c.value.store(0, std::memory_order_relaxed);
+    c.wake_at.store(Counter::kNobody, std::memory_order_relaxed);
     c.holders.clear();
     c.armed.clear();
     c.closing = nullptr;
@@ -262,10 +263,10 @@ Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_n
   }
   const int64_t deadline = deadline_after(now_ns(), timeout_or_default(timeout_ns));
   Error outcome(Status::kAgain, "");
-  counter->waiters.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
     const uint32_t epoch = counter->epoch.load(std::memory_order_acquire);
-    if (reached()) {
+    counter->wait_for(at_least);
+    if (counter->value.load(std::memory_order_seq_cst) >= at_least) {
       outcome = Error();
       break;
     }
@@ -291,7 +292,6 @@ Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_n
     if (left <= 0) break;
     futex_wait(&counter->epoch, epoch, std::min(left, kWaitSlice));
   }
-  counter->waiters.fetch_sub(1, std::memory_order_relaxed);
   return outcome;
 }
 

@@ -172,15 +172,21 @@ struct RemoteCounter : Remote {
 
 // A counter of this engine. Only the worker raises it.
 //
-// Waking. A waiter does: waiters + 1 (seq_cst), reads value, sleeps on `epoch`'s old value. The worker does: value += n
-// (release), fence (seq_cst), reads waiters; if any: epoch + 1, wake. Either the waiter sees the new value, or the worker sees the waiter.
+// Waking costs a system call and a context switch, so it happens only when the lowest number that anybody waits for is reached.
+// A waiter: reads `epoch` (acquire), lowers `wake_at` to its number (seq_cst), reads `value` (seq_cst); if too low it sleeps while
+//   `epoch` is what it read, and starts again when woken.
+// The worker: raises `value`, fence (seq_cst), reads `wake_at`; if reached: wake_at = never, epoch + 1, wakes all.
+// Value against wake_at: of the two accesses on each side, either the waiter sees the new value or the worker the waiter's number.
+// Registration against reset: if the waiter read the new epoch, its registration came after the reset and stands; if it
+//   read the old one, it does not sleep, since the epoch has moved (or it is woken), and registers again.
 struct Counter : TableEntry {
   uint64_t serial = 0;
   std::atomic<uint64_t> value{0};
   std::atomic<uint32_t> epoch{0};
-  std::atomic<uint32_t> waiters{0};
+  std::atomic<uint64_t> wake_at{kNobody};
   std::atomic<bool> open{true};
   std::mutex close_mutex;
+  static constexpr uint64_t kNobody = UINT64_MAX;
 
   // Worker only.
   struct Holder {
@@ -192,10 +198,20 @@ struct Counter : TableEntry {
   std::vector<Operation*> armed;  // te_counter_reached
   Operation* closing = nullptr;
 
-  void wake() {
+  void wait_for(uint64_t number) {
+    uint64_t lowest = wake_at.load(std::memory_order_relaxed);
+    while (lowest > number && !wake_at.compare_exchange_weak(lowest, number, std::memory_order_seq_cst)) {
+    }
+  }
+  // After `value` was raised.
+  void wake_if_reached(uint64_t now) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (waiters.load(std::memory_order_relaxed) == 0) return;
-    epoch.fetch_add(1, std::memory_order_release);
+    if (wake_at.load(std::memory_order_relaxed) <= now) wake();
+  }
+  // Everybody looks again: a peer was lost, the counter or the engine is closed.
+  void wake() {
+    wake_at.store(kNobody, std::memory_order_seq_cst);
+    epoch.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(&epoch);
   }
 };

@@ -15,6 +15,7 @@ constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kTick = 2 * kMillisecond;            // resolution of deadlines
 constexpr int64_t kLongestSleep = 100 * kMillisecond;  // heartbeats are checked at least this often
 constexpr uint32_t kSendDepthReserve = 8;
+constexpr int64_t kYieldEvery = kMillisecond / 10;   // while idle and awake
 constexpr int64_t kPatience = 5'000 * kMillisecond;  // with a worker that was asked to end, beyond its deadline
 
 }  // namespace
@@ -123,14 +124,13 @@ void Worker::run() {
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
   }
   now_ = last_tick_ = last_work_ = last_heartbeat_ = now_ns();
-  uint32_t idle_rounds = 0;
+  int64_t last_yield = now_;
   for (;;) {
     const bool worked = round();
     now_ = now_ns();
     last_round_.store(now_, std::memory_order_relaxed);
     if (worked) {
-      last_work_ = now_;
-      idle_rounds = 0;
+      last_work_ = last_yield = now_;
     }
     if (now_ - last_tick_ >= kTick) tick();
     if (stopping_ && goodbye_finished()) break;
@@ -138,8 +138,9 @@ void Worker::run() {
     if (now_ - last_work_ > settings_.spin_ns && may_sleep()) {
       sleep();
       last_work_ = 0;  // one round after a wake-up, then sleep again unless there was work
-    } else if (++idle_rounds % 64 == 0) {
+    } else if (now_ - last_yield > kYieldEvery) {
       sched_yield();  // with fewer cores than spinning threads, the other side needs this one
+      last_yield = now_;
     }
   }
   shut_down();

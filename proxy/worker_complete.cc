@@ -195,8 +195,9 @@ void Worker::slot_arrived(uint16_t id, IdEntry& entry, uint32_t immediate) {
 
 // Every byte that this counts is in memory: see native/immediate.h.
 void Worker::raise(Counter& counter, uint64_t by) {
-  counter.value.store(counter.value.load(std::memory_order_relaxed) + by, std::memory_order_release);
-  counter.wake();
+  const uint64_t value = counter.value.load(std::memory_order_relaxed) + by;
+  counter.value.store(value, std::memory_order_release);
+  counter.wake_if_reached(value);
   if (!counter.armed.empty()) check_armed(counter);
 }
 

@@ -90,7 +90,7 @@ def test_a_mask_narrower_than_the_parents_is_ones_own(tmp_path: Path) -> None:
     assert not processes.mask_is_own(tmp_path / "absent")
 
 
-# --- place(): from the settings of an engine to those that this machine gives -------------------------------------------
+# --- place(): from the settings of an engine to those that this machine gives -----------------------------------------
 
 
 @pytest.fixture

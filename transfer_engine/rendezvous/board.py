@@ -1,7 +1,8 @@
-"""What the store holds: keys with values, who waits for which, and which ranks are there. No sockets, no clock of its own."""
+"""What the store holds: keys with values, who waits for which, which ranks are there. No sockets, no clock."""
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class Board(Generic[_Waiter]):
     _values: dict[str, bytes] = field(default_factory=dict)
     _bytes: int = 0
     _waits: dict[_Waiter, _Wait] = field(default_factory=dict)
+    _deadlines: list[tuple[float, int, _Waiter, _Wait]] = field(default_factory=list)  # a heap; some are void by now
+    _serial: int = 0
     _waiters_of: defaultdict[str, set[_Waiter]] = field(default_factory=lambda: defaultdict(set))
     _seats: dict[tuple[str, int], _Seat] = field(default_factory=dict)
 
@@ -65,7 +68,9 @@ class Board(Generic[_Waiter]):
             missing = {key for key in ask.keys if key not in self._values}
             if not missing:
                 return [(waiter, self._found(ask))]
-            self._waits[waiter] = _Wait(ask, missing, now + ask.timeout_s)
+            wait = self._waits[waiter] = _Wait(ask, missing, now + ask.timeout_s)
+            self._serial += 1
+            heapq.heappush(self._deadlines, (wait.deadline, self._serial, waiter, wait))
             for key in missing:
                 self._waiters_of[key].add(waiter)
             return []
@@ -85,14 +90,20 @@ class Board(Generic[_Waiter]):
 
     def late(self, now: float) -> list[tuple[_Waiter, Answer]]:
         """Those whose time is up."""
-        expired = [waiter for waiter, wait in self._waits.items() if wait.deadline <= now]
-        for waiter in expired:
-            self.forget(waiter)
-        return [(waiter, Answer(Reply.LATE)) for waiter in expired]
+        expired = []
+        while self._deadlines and (self._void(self._deadlines[0]) or self._deadlines[0][0] <= now):
+            entry = heapq.heappop(self._deadlines)
+            if not self._void(entry):
+                self.forget(entry[2])
+                expired.append((entry[2], Answer(Reply.LATE)))
+        return expired
+
+    def _void(self, entry: tuple[float, int, _Waiter, _Wait]) -> bool:
+        return self._waits.get(entry[2]) is not entry[3]
 
     def next_deadline(self) -> float | None:
-        """When `late` has something to say, unless something happens before."""
-        return min((wait.deadline for wait in self._waits.values()), default=None)
+        """When `late` may have something to say, unless something happens before."""
+        return self._deadlines[0][0] if self._deadlines else None
 
     def waits(self, waiter: _Waiter) -> bool:
         """An answer to it is still due."""
@@ -120,7 +131,9 @@ class Board(Generic[_Waiter]):
         before = self._values.get(key)
         grown = self._bytes + _weight(key, value) - (0 if before is None else _weight(key, before))
         if grown > self.most_bytes:
-            text = f"the store is full: {self._bytes} of {self.most_bytes} bytes are taken, {len(value)} more do not fit"
+            text = (
+                f"the store is full: {self._bytes} of {self.most_bytes} bytes are taken, {len(value)} more do not fit"
+            )
             return [(waiter, Answer(Reply.FAILED, text=text))]
         self._values[key], self._bytes = value, grown
         return [(waiter, answer), *self._arrived(key)]

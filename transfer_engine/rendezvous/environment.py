@@ -3,9 +3,9 @@
 Where the store is, when none is given:
 
 1. TE_RENDEZVOUS="HOST:PORT": exactly there; rank 0 serves it.
-2. MASTER_ADDR and MASTER_PORT, as torchrun sets them. torchrun's own store listens on MASTER_PORT, so ours takes the first
-   free one of the eight ports behind it (MASTER_PORT + 1 to + 8; before it, where the numbers end). Clients try these eight
-   and know their store by the job's name, so jobs with neighbouring ports do not mix.
+2. MASTER_ADDR and MASTER_PORT, as torchrun sets them. torchrun's own store listens on MASTER_PORT, so ours takes the
+   first free one of the eight ports behind it (MASTER_PORT + 1 to + 8; before it, where the numbers end). Clients try
+   these eight and know their store by the job's name, so jobs with neighbouring ports do not mix.
 3. A world of one process needs neither.
 
 torch is not imported for any of this. Whoever wants torch's store passes it: Rendezvous(store=...).
@@ -13,8 +13,10 @@ torch is not imported for any of this. Whoever wants torch's store passes it: Re
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -123,6 +125,18 @@ def parse_address(text: str, what: str) -> tuple[str, int]:
 def address_text(host: str, port: int) -> str:
     """The inverse."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Lets the kernel notice within half a minute that the other host is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def errno_name(number: int | None) -> str | None:
+    """As in "ECONNREFUSED"; None when there is none."""
+    return errno.errorcode.get(number) if number else None
 
 
 def is_literal(host: str) -> bool:

@@ -1,9 +1,8 @@
 """The store's server: one thread, any number of clients, over TCP.
 
 It trusts no byte: a connection that does not greet properly within the handshake's time, sends what is no message, or
-claims too great a length is closed, and the others do not notice. A connection has at most one request under way, and no
-more is read from it until that is answered, so nobody can make the server hold more than the store's limit and a frame a
-connection.
+claims too great a length is closed, and the others do not notice. A connection has at most one request under way, so
+nobody can make the server hold more than the store's limit and one frame for each connection.
 """
 
 from __future__ import annotations
@@ -32,7 +31,9 @@ _log = logging.getLogger("transfer_engine")
 class _Connection:
     """One client. `stage`: "hello", "proof" or "open"."""
 
-    __slots__ = ("challenge", "deadline", "hello", "incoming", "left", "outgoing", "seal", "socket", "stage", "unseal")
+    __slots__ = (
+        "challenge", "deadline", "hello", "incoming", "left", "outgoing", "proved", "seal", "socket", "stage", "unseal",
+    )  # fmt: skip
 
     def __init__(self, accepted: socket.socket, deadline: float) -> None:
         self.socket = accepted
@@ -45,6 +46,7 @@ class _Connection:
         self.seal: auth.Seal | None = None
         self.unseal: auth.Seal | None = None
         self.left = False
+        self.proved = False  # from here on, bodies carry signatures
 
 
 class StoreServer:
@@ -88,12 +90,13 @@ class StoreServer:
         self.host: str = bound[0].removeprefix("::ffff:")
         self.port: int = bound[1]
         self._connections: set[_Connection] = set()
+        self._strangers: set[_Connection] = set()  # those whose handshake is not over
         self._thread = threading.Thread(target=self._run, name="te-rendezvous", daemon=True)
         self._thread.start()
 
     @property
     def address(self) -> str:
-        """ "HOST:PORT" for clients: where it listens, or this host's main address when it listens everywhere."""
+        """HOST:PORT for clients: where it listens, or this host's main address when it listens everywhere."""
         host = self.host if self.host not in ("", "::", "0.0.0.0") else _main_address()
         return environment.address_text(host, self.port)
 
@@ -129,9 +132,9 @@ class StoreServer:
                     self._handle(key, events)
                 now = time.monotonic()
                 self._answer(self._board.late(now))
-                for connection in [one for one in self._connections if one.stage != "open" and one.deadline <= now]:
+                for connection in [one for one in self._strangers if one.deadline <= now]:
                     self._drop(connection, "no greeting in time")
-        except Exception:
+        except Exception:  # noqa: BLE001 - a thread has nobody to raise to
             _log.exception("the rendezvous server ends by an error of its own")
         finally:
             for connection in list(self._connections):
@@ -141,7 +144,7 @@ class StoreServer:
             self._selector.close()
 
     def _patience(self) -> float | None:
-        deadlines = [one.deadline for one in self._connections if one.stage != "open"]
+        deadlines = [one.deadline for one in self._strangers]
         waiting = self._board.next_deadline()
         if waiting is not None:
             deadlines.append(waiting)
@@ -158,6 +161,7 @@ class StoreServer:
         try:
             if events & selectors.EVENT_WRITE:
                 self._flush(connection)
+                self._consume(connection)
             if events & selectors.EVENT_READ:
                 self._read(connection)
         except (OSError, WireError) as cause:
@@ -173,14 +177,17 @@ class StoreServer:
             return
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        environment.keep_alive(accepted)
         connection = _Connection(accepted, time.monotonic() + _HANDSHAKE_S)
         self._connections.add(connection)
+        self._strangers.add(connection)
         self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _drop(self, connection: _Connection, reason: str) -> None:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
+        self._strangers.discard(connection)
         self._board.forget(connection)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
@@ -206,7 +213,11 @@ class StoreServer:
 
     def _consume(self, connection: _Connection) -> None:
         """Takes the messages that are complete, one after the other, as long as each is answered."""
-        while connection in self._connections and not connection.outgoing and not self._board.waits(connection):
+        while connection in self._connections and not connection.outgoing:
+            if self._board.waits(connection):
+                if connection.incoming:
+                    raise WireError("a second request before the first was answered")
+                break
             if len(connection.incoming) < wire.LENGTH_BYTES:
                 break
             most = wire.MOST_FRAME_BYTES if connection.stage == "open" else wire.MOST_HANDSHAKE_BYTES
@@ -219,29 +230,22 @@ class StoreServer:
         self._watch(connection)
 
     def _watch(self, connection: _Connection) -> None:
-        """Reads only when no answer is due; a client that waits is still watched, so that its death is seen."""
-        if connection not in self._connections:
-            return
-        full = len(connection.incoming) > wire.MOST_FRAME_BYTES
-        events = selectors.EVENT_WRITE if connection.outgoing else 0
-        events |= 0 if full or connection.outgoing else selectors.EVENT_READ
-        self._selector.modify(connection.socket, events or selectors.EVENT_READ, connection)
+        """Writes what is left to write before it reads on. A client that waits is read from, to see its death."""
+        if connection in self._connections:
+            events = selectors.EVENT_WRITE if connection.outgoing else selectors.EVENT_READ
+            self._selector.modify(connection.socket, events, connection)
 
     def _send(self, connection: _Connection, body: bytes) -> None:
-        sealed = connection.seal.sign(body) if connection.seal and connection.stage == "open" else body
+        sealed = connection.seal.sign(body) if connection.seal and connection.proved else body
         connection.outgoing += wire.frame(sealed)
         self._flush(connection)
 
     def _flush(self, connection: _Connection) -> None:
-        if connection.outgoing:
-            with contextlib.suppress(BlockingIOError):
-                del connection.outgoing[: connection.socket.send(connection.outgoing)]
-        if connection.outgoing:
-            self._watch(connection)
-        elif connection.left or connection.stage == "refused":
+        with contextlib.suppress(BlockingIOError):
+            del connection.outgoing[: connection.socket.send(connection.outgoing)]
+        if not connection.outgoing and (connection.left or connection.stage == "refused"):
             self._drop(connection, "it said goodbye")
-        else:
-            self._consume(connection)
+        self._watch(connection)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -295,6 +299,7 @@ class StoreServer:
         if not auth.equal(body, connection.challenge[wire.NONCE_BYTES :] or wire.EMPTY_PROOF):
             self._refuse(connection, Refusal.TOKEN, "the client's cluster token is another one")
             return
+        connection.proved = True
         if self._board.presence(hello.job, hello.rank) is Presence.CONNECTED:
             self._refuse(connection, Refusal.RANK_TAKEN, f"rank {hello.rank} is connected already")
             return
@@ -302,6 +307,7 @@ class StoreServer:
         with self._lock:
             self._open_clients += 1
         connection.stage = "open"
+        self._strangers.discard(connection)
         self._send(connection, bytes((Reply.WELCOME,)))
 
     def _refuse(self, connection: _Connection, refusal: Refusal, text: str) -> None:
@@ -333,16 +339,10 @@ def _listen(host: str, port: int) -> socket.socket:
         raise errors.ConfigError(
             f"cannot listen on {environment.address_text(host or '*', port)}: {cause.strerror or cause}",
             operation="Rendezvous",
-            status=_errno_name(cause),
+            status=environment.errno_name(cause.errno),
             hint="choose another port, or 0 for any",
         ) from cause
     return listener
-
-
-def _errno_name(cause: OSError) -> str | None:
-    import errno
-
-    return errno.errorcode.get(cause.errno or 0)
 
 
 def _main_address() -> str:

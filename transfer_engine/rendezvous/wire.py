@@ -1,9 +1,7 @@
 """What the store's clients and server say to each other. Pure: bytes in, values out.
 
 A frame is its body's length (32 bits, big-endian) and the body. A connection begins with the handshake: Hello, Challenge,
-Proof, then Welcome; Refused instead of any answer. After it come requests, one at a time, each with its answer. With a
-cluster token every body after the handshake ends in an HMAC (see auth.py).
-
+@@
 Every parser takes foreign bytes: it checks all bounds, and WireError is the only exception that it raises.
 """
 
@@ -17,6 +15,7 @@ from typing import TypeVar
 MAGIC = b"te-rdzv\x01"  # the last byte is the version
 NONCE_BYTES = 32
 PROOF_BYTES = 32
+EMPTY_PROOF = b"\0"  # sent where no token is used
 LENGTH_BYTES = 4
 
 MOST_KEY_BYTES = 1024
