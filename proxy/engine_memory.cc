@@ -148,7 +148,7 @@ Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
     r.serial = d.serial;
     r.length = d.length;
     r.in_flight = r.operations = 0;
-    r.revoke_pending = r.exhausted = r.fence_requested = false;
+    r.listed = r.revoke_pending = r.exhausted = r.fence_requested = false;
     r.state.store(Attachment::kNew, std::memory_order_release);
   });
   if (remote == nullptr)
@@ -174,7 +174,7 @@ Error Engine::remote_counter(const te_counter_descriptor& d, uint32_t* handle) {
     r.peer = peer_at(index);
     r.serial = d.serial;
     r.in_flight = r.operations = 0;
-    r.revoke_pending = r.exhausted = false;
+    r.listed = r.revoke_pending = r.exhausted = false;
     r.state.store(Attachment::kNew, std::memory_order_release);
   });
   if (remote == nullptr)

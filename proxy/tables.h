@@ -154,6 +154,7 @@ struct Remote : TableEntry {
 
   // Worker only.
   uint32_t in_flight = 0;       // work requests that use it
+  bool listed = false;          // in the peer's map
   uint32_t operations = 0;      // admitted operations that point here
   bool revoke_pending = false;  // acknowledge when in_flight is 0
   bool exhausted = false;       // kRefused because the owner's ids or indices ran out

@@ -259,6 +259,7 @@ class Worker {
   int refused_status_ = 0;
   WorkRequest requests_[kBatch];
   WorkItem* batch_items_[kBatch] = {};
+  Completion completions_[64];  // of one poll; a member, since building it costs more than an idle poll
   std::vector<uint8_t> flush_sink_;
   std::vector<MemoryKey> flush_keys_;
   uint32_t flush_registered_ = 0;

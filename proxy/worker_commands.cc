@@ -74,10 +74,12 @@ bool Worker::claim(Operation* op) {
   }
   op->admitted = true;
   ++op->remote->operations;
-  op->peer->remote_regions[op->remote->serial] = op->remote;
+  if (!op->remote->listed) op->peer->remote_regions[op->remote->serial] = op->remote;
+  op->remote->listed = true;
   if (op->counter != nullptr) {
     ++op->counter->operations;
-    op->peer->remote_counters[op->counter->serial] = op->counter;
+    if (!op->counter->listed) op->peer->remote_counters[op->counter->serial] = op->counter;
+    op->counter->listed = true;
   }
   return true;
 }

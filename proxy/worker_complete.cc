@@ -6,10 +6,8 @@
 namespace te {
 
 bool Worker::poll_nic(uint32_t nic) {
-  constexpr uint32_t kMost = 64;
-  Completion completions[kMost];
-  const uint32_t count = provider_.poll(nic, completions);
-  for (uint32_t i = 0; i < count; ++i) complete(nic, completions[i]);
+  const uint32_t count = provider_.poll(nic, completions_);
+  for (uint32_t i = 0; i < count; ++i) complete(nic, completions_[i]);
   return count > 0;
 }
 

@@ -1,7 +1,9 @@
 """What the store's clients and server say to each other. Pure: bytes in, values out.
 
-A frame is its body's length (32 bits, big-endian) and the body. A connection begins with the handshake: Hello, Challenge,
-@@
+A frame is its body's length (32 bits, big-endian) and the body. A connection begins with the handshake: Hello,
+Challenge, Proof, then Welcome; Refused instead of any answer. After it come requests, one at a time, each with its
+answer. With a cluster token every body after the handshake ends in an HMAC (see auth.py).
+
 Every parser takes foreign bytes: it checks all bounds, and WireError is the only exception that it raises.
 """
 
