@@ -141,7 +141,7 @@ bool decode(std::span<const uint8_t> body, Reject* r) {
   r->echo_token = in.get<uint64_t>();
   in.get_bytes(r->identity, sizeof r->identity);
   r->generation = in.get<uint64_t>();
-  return in.ok() && in.left() == 0 && (reason == 1 || reason == 2);
+  return in.ok() && in.left() == 0 && reason >= 1 && reason <= 3;
 }
 
 uint32_t write_counts(const ImmediateCounts& counts, uint32_t nics, std::span<uint8_t> out) {

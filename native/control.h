@@ -66,7 +66,7 @@ struct Hello {
 };
 inline constexpr uint32_t kMaxHelloSlots = 64;
 
-enum class RejectReason : uint8_t { kRestarted = 1, kFull = 2 };
+enum class RejectReason : uint8_t { kRestarted = 1, kFull = 2, kUnknownSession = 3 };
 struct Reject {
   RejectReason reason = RejectReason::kRestarted;
   uint64_t echo_token = 0;

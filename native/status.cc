@@ -68,7 +68,7 @@ int32_t export_error(const Error& error, te_error* out) {
   out->status = status;
   out->nic = error.nic();
   out->provider_status = error.provider_status();
-  out->peer = -1;
+  out->peer = error.peer();
   const size_t length = std::min(error.message().size(), sizeof out->message - 1);
   std::memcpy(out->message, error.message().data(), length);
   return status;

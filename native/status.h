@@ -5,6 +5,7 @@
 #include <cstdarg>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "native/te.h"
 
@@ -47,12 +48,18 @@ class [[nodiscard]] Error {
   Status status() const { return status_; }
   int provider_status() const { return provider_status_; }
   int nic() const { return nic_; }
+  int peer() const { return peer_; }
+  Error&& about_peer(int peer) && {
+    peer_ = peer;
+    return std::move(*this);
+  }
   const std::string& message() const { return message_; }
 
  private:
   Status status_ = Status::kOk;
   int provider_status_ = 0;
   int nic_ = -1;
+  int peer_ = -1;
   std::string message_;
 };
 

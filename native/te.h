@@ -3,7 +3,8 @@
  * Rules of this boundary: opaque handles and fixed-width integers; a call that can fail returns a te_status (or a null
  * pointer) and fills the te_error it was given; outputs come last and are set only on success. Every call may be made
  * from any thread and none takes the Python GIL. Nothing here aborts, exits or throws. Times are nanoseconds; a
- * timeout below zero means the engine's default, zero means "do not wait".
+ * timeout below zero means the engine's default (for te_transfer_wait: until the transfer ends, since it has a deadline of
+ * its own), zero means "do not wait".
  *
  * The part between the two CDEF marks is plain C without macros: cffi reads it as it stands. */
 #ifndef TE_H_

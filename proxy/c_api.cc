@@ -1,5 +1,7 @@
 // The C entry points of native/te.h: each checks its handle, calls the engine, and turns an Error into the C struct. No exception leaves.
+#include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <new>
 
 #include "native/wire.h"
@@ -14,11 +16,16 @@ namespace {
 
 Engine* engine_of(te_engine* handle) { return reinterpret_cast<Engine*>(handle); }
 
-// Runs `body` on an open engine of this process.
+int32_t no_pointer(te_error* error) {
+  return te::export_error(Error(Status::kArgument, "a pointer that the call needs is null"), error);
+}
+
+// Runs `body` on an open engine of this process. `needed` are the pointers that must not be null.
 template <typename F>
-int32_t with_engine(te_engine* handle, te_error* error, F&& body) {
+int32_t with_engine(te_engine* handle, std::initializer_list<const void*> needed, te_error* error, F&& body) {
   try {
     if (handle == nullptr) return te::export_error(Error(Status::kArgument, "no engine"), error);
+    if (std::find(needed.begin(), needed.end(), nullptr) != needed.end()) return no_pointer(error);
     if (Error e = engine_of(handle)->check()) return te::export_error(e, error);
     return te::export_error(body(*engine_of(handle)), error);
   } catch (const std::bad_alloc&) {
@@ -30,9 +37,9 @@ int32_t with_engine(te_engine* handle, te_error* error, F&& body) {
 
 // The same for calls that give a transfer.
 template <typename F>
-te_transfer* transfer_from(te_engine* handle, te_error* error, F&& body) {
+te_transfer* transfer_from(te_engine* handle, std::initializer_list<const void*> needed, te_error* error, F&& body) {
   te_transfer* transfer = nullptr;
-  const int32_t status = with_engine(handle, error, [&](Engine& engine) {
+  const int32_t status = with_engine(handle, needed, error, [&](Engine& engine) {
     Error e;
     transfer = body(engine, &e);
     return e;
@@ -42,6 +49,7 @@ te_transfer* transfer_from(te_engine* handle, te_error* error, F&& body) {
 
 template <typename T>
 int32_t encode_into(const T& value, uint8_t* bytes, uint64_t capacity, uint64_t* length, te_error* error) {
+  if (bytes == nullptr || length == nullptr) return no_pointer(error);
   try {
     const std::vector<uint8_t> encoded = te::encode(value);
     if (encoded.size() > capacity)
@@ -72,7 +80,7 @@ Error check_struct(const te_address& address) {
 
 template <typename T>
 int32_t decode_from(const uint8_t* bytes, uint64_t length, T* out, te_error* error) {
-  if (bytes == nullptr && length > 0) return te::export_error(Error(Status::kArgument, "no bytes"), error);
+  if (out == nullptr || (bytes == nullptr && length > 0)) return no_pointer(error);
   return te::export_error(te::decode(std::span(bytes, length), out), error);
 }
 
@@ -137,6 +145,7 @@ void te_settings_defaults(te_settings* settings) {
 }
 
 int32_t te_transport_probe(const char* transport, te_engine_info* info, te_error* error) {
+  if (info == nullptr) return no_pointer(error);
   try {
     std::string provider, library;
     if (Error e = te::probe_transport(transport == nullptr ? "" : transport, &provider, &library))
@@ -153,6 +162,7 @@ int32_t te_transport_probe(const char* transport, te_engine_info* info, te_error
 
 int32_t te_address_encode(const te_address* address, uint8_t* bytes, uint64_t capacity, uint64_t* length,
                           te_error* error) {
+  if (address == nullptr) return no_pointer(error);
   if (Error e = check_struct(*address)) return te::export_error(e, error);
   return encode_into(*address, bytes, capacity, length, error);
 }
@@ -161,6 +171,7 @@ int32_t te_address_decode(const uint8_t* bytes, uint64_t length, te_address* add
 }
 int32_t te_region_descriptor_encode(const te_region_descriptor* d, uint8_t* bytes, uint64_t capacity, uint64_t* length,
                                     te_error* error) {
+  if (d == nullptr) return no_pointer(error);
   if (Error e = check_struct(d->address)) return te::export_error(e, error);
   return encode_into(*d, bytes, capacity, length, error);
 }
@@ -169,6 +180,7 @@ int32_t te_region_descriptor_decode(const uint8_t* bytes, uint64_t length, te_re
 }
 int32_t te_counter_descriptor_encode(const te_counter_descriptor* d, uint8_t* bytes, uint64_t capacity,
                                      uint64_t* length, te_error* error) {
+  if (d == nullptr) return no_pointer(error);
   if (Error e = check_struct(d->address)) return te::export_error(e, error);
   return encode_into(*d, bytes, capacity, length, error);
 }
@@ -179,6 +191,7 @@ int32_t te_counter_descriptor_decode(const uint8_t* bytes, uint64_t length, te_c
 // --- engine
 
 int32_t te_engine_open(const te_settings* settings, te_engine** engine, te_error* error) {
+  if (engine == nullptr) return no_pointer(error);
   try {
     if (settings == nullptr || settings->struct_bytes != sizeof(te_settings))
       return te::export_error(Error(Status::kArgument, "te_settings of another version: rebuild against this header"),
@@ -215,43 +228,43 @@ void te_engine_free(te_engine* engine) {
 }
 
 int32_t te_engine_describe(te_engine* engine, te_engine_info* info, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.describe(info); });
+  return with_engine(engine, {info}, error, [&](Engine& e) { return e.describe(info); });
 }
 int32_t te_engine_address(te_engine* engine, te_address* address, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) {
+  return with_engine(engine, {address}, error, [&](Engine& e) {
     *address = e.address();
     return Error();
   });
 }
 int32_t te_engine_stats(te_engine* engine, te_stats* stats, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) {
+  return with_engine(engine, {stats}, error, [&](Engine& e) {
     e.statistics(stats);
     return Error();
   });
 }
 int32_t te_nic_describe(te_engine* engine, uint32_t nic, te_nic_info* info, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.describe_nic(nic, info); });
+  return with_engine(engine, {info}, error, [&](Engine& e) { return e.describe_nic(nic, info); });
 }
 int32_t te_engine_inject(te_engine* engine, const char* command, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.provider().inject(command == nullptr ? "" : command); });
+  return with_engine(engine, {}, error, [&](Engine& e) { return e.inject(command == nullptr ? "" : command); });
 }
 
 // --- memory
 
 int32_t te_region_register(te_engine* engine, void* address, uint64_t length, int32_t device_kind, int32_t device_index,
                            uint32_t* region, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) {
+  return with_engine(engine, {region}, error, [&](Engine& e) {
     return e.register_region({address, length, device_kind, device_index}, region);
   });
 }
 int32_t te_region_describe(te_engine* engine, uint32_t region, te_region_descriptor* descriptor, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.describe_region(region, descriptor); });
+  return with_engine(engine, {descriptor}, error, [&](Engine& e) { return e.describe_region(region, descriptor); });
 }
 int32_t te_region_close(te_engine* engine, uint32_t region, int64_t timeout_ns, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.close_region(region, timeout_ns); });
+  return with_engine(engine, {}, error, [&](Engine& e) { return e.close_region(region, timeout_ns); });
 }
 int32_t te_remote_region(te_engine* engine, const te_region_descriptor* descriptor, uint32_t* remote, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) {
+  return with_engine(engine, {descriptor, remote}, error, [&](Engine& e) {
     if (Error bad = check_struct(descriptor->address)) return bad;
     return e.remote_region(*descriptor, remote);
   });
@@ -260,32 +273,33 @@ int32_t te_remote_region(te_engine* engine, const te_region_descriptor* descript
 // --- counters
 
 int32_t te_counter_open(te_engine* engine, uint32_t* counter, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.open_counter(counter); });
+  return with_engine(engine, {counter}, error, [&](Engine& e) { return e.open_counter(counter); });
 }
 int32_t te_counter_describe(te_engine* engine, uint32_t counter, te_counter_descriptor* descriptor, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.describe_counter(counter, descriptor); });
+  return with_engine(engine, {descriptor}, error, [&](Engine& e) { return e.describe_counter(counter, descriptor); });
 }
 int32_t te_counter_value(te_engine* engine, uint32_t counter, uint64_t* value, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.counter_value(counter, value); });
+  return with_engine(engine, {value}, error, [&](Engine& e) { return e.counter_value(counter, value); });
 }
 int32_t te_counter_wait(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
                         const int32_t* peers, uint32_t peer_count, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) {
+  return with_engine(engine, {peer_count > 0 ? static_cast<const void*>(peers) : engine}, error, [&](Engine& e) {
     return e.wait_counter(counter, at_least, timeout_ns, std::span(peers, peer_count));
   });
 }
 te_transfer* te_counter_reached(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
                                 const int32_t* peers, uint32_t peer_count, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) {
-    return e.counter_reached(counter, at_least, timeout_ns, std::span(peers, peer_count), why);
-  });
+  return transfer_from(engine, {peer_count > 0 ? static_cast<const void*>(peers) : engine}, error,
+                       [&](Engine& e, Error* why) {
+                         return e.counter_reached(counter, at_least, timeout_ns, std::span(peers, peer_count), why);
+                       });
 }
 int32_t te_counter_close(te_engine* engine, uint32_t counter, int64_t timeout_ns, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.close_counter(counter, timeout_ns); });
+  return with_engine(engine, {}, error, [&](Engine& e) { return e.close_counter(counter, timeout_ns); });
 }
 int32_t te_remote_counter(te_engine* engine, const te_counter_descriptor* descriptor, uint32_t* counter,
                           te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) {
+  return with_engine(engine, {descriptor, counter}, error, [&](Engine& e) {
     if (Error bad = check_struct(descriptor->address)) return bad;
     return e.remote_counter(*descriptor, counter);
   });
@@ -294,7 +308,7 @@ int32_t te_remote_counter(te_engine* engine, const te_counter_descriptor* descri
 // --- peers
 
 int32_t te_peer(te_engine* engine, const te_address* address, int32_t* peer, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) {
+  return with_engine(engine, {address, peer}, error, [&](Engine& e) {
     if (Error bad = check_struct(*address)) return bad;
     return e.peer(*address, peer);
   });
@@ -302,20 +316,21 @@ int32_t te_peer(te_engine* engine, const te_address* address, int32_t* peer, te_
 int32_t te_peer_describe(te_engine* engine, int32_t peer, te_peer_info* info, te_error* error) {
   if (engine == nullptr || engine_of(engine)->forked())
     return te::export_error(Error(Status::kForked, "the engine belongs to the parent process"), error);
+  if (info == nullptr) return no_pointer(error);
   return te::export_error(engine_of(engine)->describe_peer(peer, info), error);
 }
 te_transfer* te_peer_connect(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) {
+  return transfer_from(engine, {}, error, [&](Engine& e, Error* why) {
     return e.peer_operation(te::OperationKind::kConnect, peer, timeout_ns, why);
   });
 }
 te_transfer* te_peer_disconnect(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) {
+  return transfer_from(engine, {}, error, [&](Engine& e, Error* why) {
     return e.peer_operation(te::OperationKind::kDisconnect, peer, timeout_ns, why);
   });
 }
 te_transfer* te_peer_fence(te_engine* engine, int32_t peer, int64_t timeout_ns, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) {
+  return transfer_from(engine, {}, error, [&](Engine& e, Error* why) {
     return e.peer_operation(te::OperationKind::kFence, peer, timeout_ns, why);
   });
 }
@@ -325,21 +340,23 @@ te_transfer* te_peer_fence(te_engine* engine, int32_t peer, int64_t timeout_ns, 
 te_transfer* te_write(te_engine* engine, uint32_t region, uint64_t source_offset, uint32_t remote,
                       uint64_t target_offset, uint64_t length, uint32_t counter, uint32_t flags, int64_t timeout_ns,
                       te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) {
+  return transfer_from(engine, {}, error, [&](Engine& e, Error* why) {
     return e.write({region, remote, counter, flags, source_offset, target_offset, length}, timeout_ns, why);
   });
 }
 te_transfer* te_write_pages(te_engine* engine, const te_page_args* pages, int64_t timeout_ns, te_error* error) {
-  return transfer_from(engine, error, [&](Engine& e, Error* why) { return e.write_pages(*pages, timeout_ns, why); });
+  return transfer_from(engine, {pages}, error,
+                       [&](Engine& e, Error* why) { return e.write_pages(*pages, timeout_ns, why); });
 }
 te_transfer* te_write_batch(te_engine* engine, const te_batch_entry* entries, uint64_t count, int64_t timeout_ns,
                             te_error* error) {
   return transfer_from(
-      engine, error, [&](Engine& e, Error* why) { return e.write_batch(std::span(entries, count), timeout_ns, why); });
+      engine, {count > 0 ? static_cast<const void*>(entries) : engine}, error,
+      [&](Engine& e, Error* why) { return e.write_batch(std::span(entries, count), timeout_ns, why); });
 }
 te_transfer* te_send(te_engine* engine, int32_t peer, const void* data, uint64_t length, int64_t timeout_ns,
                      te_error* error) {
-  return transfer_from(engine, error,
+  return transfer_from(engine, {length > 0 ? data : engine}, error,
                        [&](Engine& e, Error* why) { return e.send(peer, data, length, timeout_ns, why); });
 }
 
@@ -375,17 +392,17 @@ void te_transfer_release(te_transfer* transfer) {
 // --- messages and events
 
 int32_t te_message_receive(te_engine* engine, int64_t timeout_ns, te_message* message, te_error* error) {
-  return with_engine(engine, error, [&](Engine& e) { return e.receive(timeout_ns, message); });
+  return with_engine(engine, {message}, error, [&](Engine& e) { return e.receive(timeout_ns, message); });
 }
 void te_message_release(te_engine* engine, te_message* message) { engine_of(engine)->release_message(message); }
 
 // Also after close: what is left is still fetched.
 int32_t te_events_fetch(te_engine* engine, int64_t timeout_ns, te_event* events, uint32_t capacity, uint32_t* count,
                         te_error* error) {
-  if (engine == nullptr) return te::export_error(Error(Status::kArgument, "no engine"), error);
+  if (engine == nullptr || events == nullptr || count == nullptr) return no_pointer(error);
   if (engine_of(engine)->forked())
     return te::export_error(Error(Status::kForked, "the engine belongs to the parent process"), error);
-  return engine_of(engine)->events().fetch(timeout_ns < 0 ? 0 : timeout_ns, events, capacity, count);
+  return engine_of(engine)->events().fetch(engine_of(engine)->timeout_or_default(timeout_ns), events, capacity, count);
 }
 int32_t te_events_wake(te_engine* engine) {
   if (engine == nullptr || engine_of(engine)->forked()) return TE_ERR_ARGUMENT;

@@ -120,15 +120,6 @@ Error Engine::start() {
 
 Engine::~Engine() {
   if (!forked()) static_cast<void>(close(0));
-  // The provider may hold buffers and contexts of work that never completed: it goes before their memory does.
-  if (provider_ != nullptr) {
-    if (worker_ != nullptr) worker_->deregister_memory();
-    regions_.for_each([this](Region& region) {
-      for (uint32_t i = 0; i < nic_count_ && !region.deregistered; ++i)
-        static_cast<void>(provider_->deregister_memory(i, region.keys[i]).ok());
-    });
-    provider_.reset();
-  }
   worker_.reset();
   for (uint32_t i = 0; i < peer_count_.load(std::memory_order_relaxed); ++i)
     delete peers_[i].load(std::memory_order_relaxed);
@@ -141,15 +132,30 @@ Engine::~Engine() {
   }
 }
 
+// Endpoints, ports and registrations go. The provider may hold buffers and contexts of work that never completed: it goes
+// before their memory does.
+void Engine::release_provider() {
+  const std::unique_lock lock(provider_mutex_);
+  if (provider_ == nullptr) return;
+  if (worker_ != nullptr) worker_->deregister_memory();
+  regions_.for_each([this](Region& region) {
+    for (uint32_t i = 0; i < nic_count_ && !region.deregistered; ++i)
+      static_cast<void>(provider_->deregister_memory(i, region.keys[i]).ok());
+    region.deregistered = true;
+  });
+  provider_.reset();
+}
+
 Error Engine::close(int64_t timeout_ns) {
   if (forked()) return Error(Status::kForked, "the engine belongs to the parent process");
   const std::lock_guard lock(close_mutex_);
   if (closed_) return {};
   closing_.store(true, std::memory_order_seq_cst);
   const int64_t bound = timeout_ns < 0 ? settings_.values.close_timeout_ns : timeout_ns;
-  if (worker_ == nullptr) return {};
+  if (worker_ == nullptr) return release_provider(), Error();
   const Worker::End end = worker_->stop(deadline_after(now_ns(), bound));
   closed_ = true;
+  if (end != Worker::End::kStuck) release_provider();
   if (end == Worker::End::kClean) return {};
   if (end == Worker::End::kStuck) {
     stuck_ = true;
@@ -251,7 +257,14 @@ te_transfer* Engine::peer_operation(OperationKind kind, int32_t index, int64_t t
 
 // --- descriptions ----------------------------------------------------------------------------------------------------------------
 
+Error Engine::inject(std::string_view command) {
+  const std::shared_lock lock(provider_mutex_);
+  return provider_ == nullptr ? Error(Status::kClosed, kClosedEngine) : provider_->inject(command);
+}
+
 Error Engine::describe(te_engine_info* out) {
+  const std::shared_lock lock(provider_mutex_);
+  if (provider_ == nullptr) return Error(Status::kClosed, kClosedEngine);
   *out = te_engine_info{};
   std::memcpy(out->identity, address_.identity, 16);
   out->generation = address_.generation;
@@ -273,6 +286,8 @@ Error Engine::describe(te_engine_info* out) {
 Error Engine::describe_nic(uint32_t nic, te_nic_info* out) {
   if (nic >= nic_count_)
     return Error(Status::kArgument, format("NIC %u does not exist: the engine has %u", nic, nic_count_));
+  const std::shared_lock lock(provider_mutex_);
+  if (provider_ == nullptr) return Error(Status::kClosed, kClosedEngine);
   const NicInfo info = provider_->nic(nic);
   const NicState& state = worker_->nic(nic);
   const auto& s = state.statistics;
@@ -318,7 +333,7 @@ void Engine::statistics(te_stats* out) {
 
 Error Engine::receive(int64_t timeout_ns, te_message* out) {
   InboxMessage message;
-  if (!inbox_.pop(&message, timeout_ns))
+  if (!inbox_.pop(&message, timeout_or_default(timeout_ns)))
     return closing_.load(std::memory_order_relaxed) ? Error(Status::kClosed, "the engine is closed")
                                                     : Error(Status::kAgain, "");
   Peer* peer = message.peer;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -59,6 +60,9 @@ class Engine {
 
   // kForked or kClosed, or ok. The first line of every entry point.
   Error check() const;
+  int64_t timeout_or_default(int64_t timeout_ns) const {
+    return timeout_ns < 0 ? settings_.values.default_timeout_ns : timeout_ns;
+  }
   int64_t silence() const;               // of the worker, ns
   bool stuck() const { return stuck_; }  // it did not end: see close
   bool forked() const { return fork_generation() != fork_generation_; }
@@ -98,16 +102,14 @@ class Engine {
   const Settings& settings() const { return settings_; }
   const te_address& address() const { return address_; }
   Events& events() { return events_; }
-  Provider& provider() { return *provider_; }
+  Error inject(std::string_view command);
 
  private:
   friend class Worker;
 
   explicit Engine(const te_settings& settings);
   Error start();
-  int64_t timeout_or_default(int64_t timeout_ns) const {
-    return timeout_ns < 0 ? settings_.values.default_timeout_ns : timeout_ns;
-  }
+  void release_provider();
 
   // Submission. take_operation waits while the slab is empty or the peer is at its cap, for a while (then kAgain) and at most until the deadline.
   Operation* take_operation(Peer* peer, int64_t deadline_ns, Error* error);
@@ -125,6 +127,8 @@ class Engine {
   void retire_page_list(PageList* list);
   Error check_address(const te_address& address) const;
   static Error check_fate(const Peer& peer);
+  static Error stale(const Remote* entry, uint32_t handle, const char* what);
+  static Error check_usable(const Remote& remote, const char* what);
   // For the worker, on its control path.
   Region* region_by_serial(uint64_t serial);
   Counter* counter_by_serial(uint64_t serial);
@@ -134,6 +138,9 @@ class Engine {
   Settings settings_;
   const uint32_t fork_generation_;
   te_address address_{};
+  // Shared by threads that call the provider, apart from the worker; exclusive for close, which takes it away.
+  mutable std::shared_mutex provider_mutex_;
+  static constexpr const char* kClosedEngine = "the engine is closed";
   std::unique_ptr<Provider> provider_;
   Capabilities capabilities_;
   uint32_t nic_count_ = 0;

@@ -36,6 +36,8 @@ Error Engine::register_region(const MemorySpan& span, uint32_t* handle) {
                                         static_cast<unsigned long long>(span.length), span.address));
   if (span.device_kind != TE_DEVICE_HOST && !capabilities_.device_memory)
     return Error(Status::kRegistration, format("transport %s cannot reach GPU memory", settings_.transport.c_str()));
+  const std::shared_lock provider_lock(provider_mutex_);
+  if (provider_ == nullptr) return Error(Status::kClosed, kClosedEngine);
   MemoryKey keys[TE_MAX_NICS];
   for (uint32_t i = 0; i < nic_count_; ++i) {
     Error e = provider_->register_memory(i, provider_span(span), &keys[i]);
@@ -108,7 +110,8 @@ Error Engine::close_region(uint32_t handle, int64_t timeout_ns) {
                  "a peer that holds the region has not confirmed that it drained; the region stays refused to all and "
                  "registered: close it again later");
   }
-  for (uint32_t i = 0; i < nic_count_ && !region->deregistered; ++i)
+  const std::shared_lock provider_lock(provider_mutex_);
+  for (uint32_t i = 0; i < nic_count_ && provider_ != nullptr && !region->deregistered; ++i)
     if (Error e = provider_->deregister_memory(i, region->keys[i])) error = e;
   region->deregistered = true;
   {
@@ -188,9 +191,9 @@ Error Engine::remote_counter(const te_counter_descriptor& d, uint32_t* handle) {
 Error Engine::check_fate(const Peer& peer) {
   switch (peer.fate.load(std::memory_order_relaxed)) {
     case Fate::kRestarted:
-      return Error(Status::kPeerRestarted, kRestartedText);
+      return Error(Status::kPeerRestarted, kRestartedText).about_peer(peer.index);
     case Fate::kClosed:
-      return Error(Status::kPeerLost, kClosedText);
+      return Error(Status::kPeerLost, kClosedText).about_peer(peer.index);
     case Fate::kMayReturn:
       break;
   }

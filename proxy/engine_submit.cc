@@ -178,17 +178,31 @@ void Engine::drop_claims(Operation* op) {
 
 // --- checks ------------------------------------------------------------------------------------------------------------------------
 
+Error Engine::stale(const Remote* entry, uint32_t handle, const char* what) {
+  if (entry == nullptr) return Error(Status::kArgument, format("no %s has the handle %u", what, handle));
+  const bool former = entry->former_handle.load(std::memory_order_acquire) == handle;
+  const Peer* peer = former ? entry->former_peer.load(std::memory_order_relaxed) : nullptr;
+  if (peer == nullptr) return Error(Status::kRegionClosed, format("the %s was closed by its owner", what));
+  if (Error fate = check_fate(*peer)) return fate;
+  return Error(Status::kRegionClosed, format("the %s was closed by its owner", what)).about_peer(peer->index);
+}
+
+Error Engine::check_usable(const Remote& remote, const char* what) {
+  if (remote.state.load(std::memory_order_acquire) != Attachment::kRevoked) return {};
+  return Error(Status::kRegionClosed, format("the %s was closed by its owner", what)).about_peer(remote.peer->index);
+}
+
 // Both ends and the counter exist, are open and belong together. On success the region is entered.
 Error Engine::check_ends(uint32_t region_handle, uint32_t remote_handle, uint32_t counter_handle, Operation* op,
                          uint64_t* source_length, uint64_t* target_length) {
   RemoteRegion* remote = remote_regions_.get(remote_handle);
-  if (remote == nullptr || remote->state.load(std::memory_order_acquire) == Attachment::kRevoked)
-    return Error(Status::kRegionClosed, "the target region was closed by its owner");
+  if (remote == nullptr) return stale(remote_regions_.peek(remote_handle), remote_handle, "target region");
+  if (Error e = check_usable(*remote, "target region")) return e;
   RemoteCounter* counter = nullptr;
   if (counter_handle != TE_NONE) {
     counter = remote_counters_.get(counter_handle);
-    if (counter == nullptr || counter->state.load(std::memory_order_acquire) == Attachment::kRevoked)
-      return Error(Status::kRegionClosed, "the counter to notify was closed by its owner");
+    if (counter == nullptr) return stale(remote_counters_.peek(counter_handle), counter_handle, "counter to notify");
+    if (Error e = check_usable(*counter, "counter to notify")) return e;
     if (counter->peer != remote->peer)
       return Error(Status::kArgument, "the counter to notify belongs to another engine than the target region");
   }

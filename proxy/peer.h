@@ -36,6 +36,14 @@ struct Stream {
   std::deque<Record> records;   // to be sent
 };
 
+// A message that was flushed before it left, because something else on its NIC failed: it goes out again.
+struct Resend {
+  Buffer* buffer;
+  uint32_t length;
+  bool sequenced;
+  Operation* operation;
+};
+
 struct Assembly {  // of a user message from its fragments
   uint8_t* data = nullptr;
   uint64_t length = 0, filled = 0;
@@ -61,9 +69,11 @@ struct Session {
   uint32_t granted_window = 0;  // immediates in flight that the peer may have towards each of our NICs
   uint64_t token = 0, their_token = 0;
   uint32_t number = 0, their_number = 0, their_index = kNoIndex;
+  int64_t last_message_ns = 0;  // when the peer last said anything in this session
   int64_t hello_at = 0, hello_wait = 0, deadline = 0, ping_at = 0;
   uint32_t unsequenced_out = 0;  // sends of that class not yet completed
 
+  std::deque<Resend> resends;
   Credits credits;
   Stream stream;
   Assembly assembly;
@@ -115,6 +125,9 @@ struct Peer {
   std::unordered_map<uint64_t, RemoteCounter*> remote_counters;
   uint32_t in_flight[TE_MAX_NICS] = {};  // per NIC of ours
   uint32_t next_nic = 0;                 // rotation of small writes
+  uint32_t last_their_index = kNoIndex;  // of the session before this one
+  uint64_t last_their_token = 0;
+  int64_t stray_answered_ns = 0;
   Session session;
 
   bool gone() const { return fate.load(std::memory_order_relaxed) != Fate::kMayReturn; }

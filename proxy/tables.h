@@ -70,6 +70,12 @@ class Table {
     return item != nullptr && item->handle.load(std::memory_order_acquire) == handle ? item : nullptr;
   }
 
+  // The object at the handle's place, whatever its handle is now.
+  T* peek(uint32_t handle) const {
+    const uint32_t index = handle & (kMaxCapacity - 1);
+    return index < capacity_ ? entries_[index].load(std::memory_order_acquire) : nullptr;
+  }
+
   // The object may be given out again. After this call get() of its old handle gives null.
   void recycle(T* item) {
     const std::lock_guard lock(mutex_);
@@ -151,6 +157,9 @@ struct Remote : TableEntry {
   Peer* peer = nullptr;
   uint64_t serial = 0;
   std::atomic<Attachment> state{Attachment::kNew};
+  // Of the life before this one: so that a stale handle can say why it is stale.
+  std::atomic<uint32_t> former_handle{TE_NONE};
+  std::atomic<Peer*> former_peer{nullptr};
 
   // Worker only.
   uint32_t in_flight = 0;       // work requests that use it

@@ -96,7 +96,7 @@ bool wait_for_bits(te_transfer* t, uint32_t bits, int64_t timeout_ns) {
   const auto set = [&] { return (t->state.load(std::memory_order_acquire) & bits) != 0; };
   if (set()) return true;
   if (timeout_ns == 0) return false;
-  const int64_t deadline = deadline_after(now_ns(), timeout_ns);
+  const int64_t deadline = timeout_ns < 0 ? INT64_MAX : deadline_after(now_ns(), timeout_ns);
   for (int i = 0; i < kSpins; ++i) {
     if (set()) return true;
     cpu_relax();

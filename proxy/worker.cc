@@ -211,7 +211,10 @@ void Worker::tick() {
   const bool heartbeat = now_ - last_heartbeat_ > settings_.peer_timeout_ns / 12;
   for (Peer* peer = known_.front(); peer != nullptr;) {
     Peer* next = known_.next(peer);
-    if (was_away) peer->last_heard_ns.store(now_, std::memory_order_relaxed);
+    if (was_away) {
+      peer->last_heard_ns.store(now_, std::memory_order_relaxed);
+      peer->session.last_message_ns = now_;
+    }
     if (heartbeat || peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) service_session(*peer);
     if (credit && peer->connected()) schedule(*peer);
     peer = next;

@@ -147,6 +147,8 @@ class Worker {
   void take_fragment(Peer& peer, const MessageHeader& header, std::span<const uint8_t> body);
   void take_retire_slot(Peer& peer, const Record& record);
   void take_counts(Peer& peer, std::span<const uint8_t> body);
+  bool post_resends(Peer& peer);
+  void drop_resends(Peer& peer);
   void post_receives();
   void push_record(Peer& peer, Record record);
 
@@ -159,6 +161,7 @@ class Worker {
   void send_hello(Peer& peer, bool acknowledgement);
   void take_hello(std::span<const uint8_t> body);
   void take_hello_ack(Peer& peer, std::span<const uint8_t> body);
+  void answer_stray(Peer& peer);
   void take_reject(Peer& peer, std::span<const uint8_t> body);
   void reject(const te_address& to, uint32_t index, uint64_t token, RejectReason reason);
   void adopt(Peer& peer, const Hello& hello);

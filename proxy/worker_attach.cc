@@ -134,6 +134,8 @@ void Worker::recycle_if_unused(Peer& peer, Remote& remote, bool is_region) {
   if (remote.operations > 0 || remote.revoke_pending || remote.in_flight > 0) return;
   if (state != Attachment::kRevoked && state != Attachment::kRefused && !peer.gone()) return;
   engine_.forget_remote(peer.index, remote.serial, is_region);
+  remote.former_peer.store(&peer, std::memory_order_relaxed);
+  remote.former_handle.store(remote.handle.load(std::memory_order_relaxed), std::memory_order_release);
   if (is_region) {
     peer.remote_regions.erase(remote.serial);
     engine_.remote_regions_.recycle(static_cast<RemoteRegion*>(&remote));

@@ -32,6 +32,7 @@ bool Worker::send_buffer(Peer& peer, Buffer* buffer, uint32_t length, WorkKind k
   item->kind = kind;
   item->nic = kControlNic;
   item->sequenced = sequenced;
+  item->length = length;
   item->session = peer.session.number;
   WorkRequest request;
   request.opcode = Opcode::kSend;
@@ -81,6 +82,7 @@ bool Worker::post_control(Peer& peer) {
     record.ids.swap(s.slots_to_return);
     push_record(peer, std::move(record));
   }
+  posted |= post_resends(peer);
   posted |= post_records(peer);
   posted |= post_fragments(peer);
   if (acknowledgement_due(peer) && post_unsequenced(peer, MessageType::kAck)) posted = true;
@@ -193,8 +195,12 @@ void Worker::complete_send(uint32_t nic, const Completion& c, WorkItem* item) {
     account(*peer, item, -1);
     if (!item->sequenced && peer->session.unsequenced_out > 0) --peer->session.unsequenced_out;
   }
-  buffers_.give_back(item->buffer);
+  // Flushed, and certainly never left: something else on this NIC failed. It is as good as not yet posted.
+  const bool again = current && c.status == Status::kCancelled && !c.landed_unknown && peer->connected();
+  if (again) peer->session.resends.push_back({item->buffer, static_cast<uint32_t>(item->length), item->sequenced, op});
+  else buffers_.give_back(item->buffer);
   items_.give_back(item);
+  if (again) return schedule(*peer);
   if (op != nullptr) {
     --op->in_flight;
     const bool all_sent = op->position == op->length && op->queue == Queue::kNone;
@@ -215,6 +221,32 @@ void Worker::complete_send(uint32_t nic, const Completion& c, WorkItem* item) {
   if (Error e = provider_.open_path(kControlNic, peer->address.nics[0], peer->address.generation, &path))
     return lose(*peer, Status::kPeerUnreachable, e.message().c_str());
   s.paths[kControlNic] = path;
+}
+
+bool Worker::post_resends(Peer& peer) {
+  std::deque<Resend>& resends = peer.session.resends;
+  bool posted = false;
+  while (!resends.empty()) {
+    const Resend& r = resends.front();
+    if (r.operation != nullptr) --r.operation->in_flight;  // send_buffer counts it again
+    if (!send_buffer(peer, r.buffer, r.length, r.operation != nullptr ? WorkKind::kMessage : WorkKind::kControl,
+                     r.sequenced, r.operation)) {
+      if (r.operation != nullptr) ++r.operation->in_flight;
+      return posted;
+    }
+    resends.pop_front();
+    posted = true;
+  }
+  return posted;
+}
+
+// The session is over: what waited to go out again never does.
+void Worker::drop_resends(Peer& peer) {
+  for (const Resend& r : peer.session.resends) {
+    buffers_.give_back(r.buffer);
+    if (r.operation != nullptr && --r.operation->in_flight == 0 && r.operation->stopped) finish(r.operation);
+  }
+  peer.session.resends.clear();
 }
 
 // Keeps as many receives posted as the peers' windows add up to, or as the provider has room for.
@@ -256,8 +288,13 @@ void Worker::received(uint32_t nic, const Completion& c, WorkItem* item) {
       take_hello(body);
     } else {
       Peer* peer = engine_.peer_at(static_cast<int32_t>(header.target_index));
-      if (peer == nullptr || !peer->session.paths_open || peer->session.token != header.token) bump(stray_messages_);
-      else kept = receive_from(*peer, header, buffer);
+      const bool ours = peer != nullptr && peer->session.paths_open && peer->session.token == header.token;
+      if (ours) {
+        kept = receive_from(*peer, header, buffer);
+      } else {
+        bump(stray_messages_);
+        if (peer != nullptr && !peer->session.paths_open) answer_stray(*peer);
+      }
     }
   }
   if (kept) {  // until its turn: another buffer takes its place among the receives
@@ -279,6 +316,7 @@ bool Worker::receive_from(Peer& peer, const MessageHeader& header, Buffer* buffe
   Session& s = peer.session;
   peer.last_heard_ns.store(now_, std::memory_order_relaxed);
   s.ping_out = false;
+  s.last_message_ns = now_;
   if (header.type == MessageType::kHelloAck) return take_hello_ack(peer, body), false;
   if (header.type == MessageType::kReject) return take_reject(peer, body), false;
   // Cumulative: only news move it.

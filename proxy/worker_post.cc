@@ -19,7 +19,8 @@ bool Worker::post_peer(Peer& peer) {
   if (peer.session.saying_bye || peer.session.their_bye) finish_bye(peer);
   // Anything left comes again next round: the window may open, the queue may drain.
   if (peer.connected() && (!peer.ready.empty() || !peer.messages.empty() || !peer.session.stream.records.empty() ||
-                           acknowledgement_due(peer) || peer.session.pong_due || peer.session.hello_ack_due))
+                           acknowledgement_due(peer) || peer.session.pong_due || !peer.session.resends.empty() ||
+                           peer.session.hello_ack_due))
     schedule(peer);
   return posted;
 }

@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kFirstHelloWait = 20 * kMillisecond;
 constexpr int64_t kLongestHelloWait = 500 * kMillisecond;
+constexpr int64_t kStrayAnswerEvery = 50 * kMillisecond;
 constexpr uint32_t kUnsequencedReserve = 8;
 
 bool same_nic(const te_nic_address& a, const te_nic_address& b) {
@@ -52,6 +53,7 @@ Error Worker::start_session(Peer& peer) {
   Session& s = peer.session;
   if (!random_bytes(&s.token, sizeof s.token)) return Error(Status::kTransport, "getrandom failed");
   s.number = next_session_++;
+  s.last_message_ns = now_;
   s.stream.early.assign(settings_.message_window, nullptr);
   peer.consumed_bytes.store(0, std::memory_order_relaxed);
   peer.session_number.store(s.number, std::memory_order_relaxed);
@@ -126,13 +128,17 @@ void Worker::service_session(Peer& peer) {
     return;
   }
   if (!peer.connected() || is_self(peer)) return;
+  // Completions and immediates are signs of life, but only messages show that the peer still has this session: a peer that has
+  // lost it takes writes all the same and counts none.
   const int64_t silence = now_ - peer.last_heard_ns.load(std::memory_order_relaxed);
-  if (silence > settings_.peer_timeout_ns) {
+  const int64_t speechless = now_ - s.last_message_ns;
+  if (silence > settings_.peer_timeout_ns || speechless > 2 * settings_.peer_timeout_ns) {
     char why[96];
-    std::snprintf(why, sizeof why, "no sign of life for %.3f s", static_cast<double>(silence) * 1e-9);
+    std::snprintf(why, sizeof why, "no %s for %.3f s", silence > settings_.peer_timeout_ns ? "sign of life" : "message",
+                  static_cast<double>(std::max(silence, speechless)) * 1e-9);
     return lose(peer, Status::kPeerLost, why);
   }
-  if (silence > settings_.peer_timeout_ns / 4 && (!s.ping_out || now_ - s.ping_at > settings_.peer_timeout_ns / 4)) {
+  if (speechless > settings_.peer_timeout_ns / 4 && (!s.ping_out || now_ - s.ping_at > settings_.peer_timeout_ns / 4)) {
     if (post_unsequenced(peer, MessageType::kPing)) provider_.ring_doorbells();
     s.ping_out = true;
     s.ping_at = now_;
@@ -231,11 +237,13 @@ void Worker::adopt(Peer& peer, const Hello& hello) {
   s.stream.their_window = hello.message_window;
   s.stream.fragment_bytes = hello.fragment_bytes;
   s.slots = hello.slots;
+  s.last_message_ns = now_;
   peer.last_heard_ns.store(now_, std::memory_order_relaxed);
 }
 
 void Worker::connected(Peer& peer) {
   if (peer.connected()) return;
+  lose_older(peer);
   peer.fate.store(Fate::kMayReturn, std::memory_order_relaxed);
   peer.state.store(TE_PEER_CONNECTED, std::memory_order_release);
   std::vector<Operation*> connects;
@@ -295,12 +303,22 @@ void Worker::reject(const te_address& to, uint32_t index, uint64_t token, Reject
   provider_.close_path(0, path);
 }
 
+// Somebody we know speaks in a session that we have lost. Told so, it opens a new one at once; the token shows that it is us.
+void Worker::answer_stray(Peer& peer) {
+  if (peer.last_their_token == 0 || now_ - peer.stray_answered_ns < kStrayAnswerEvery) return;
+  peer.stray_answered_ns = now_;
+  reject(peer.address, peer.last_their_index, peer.last_their_token, RejectReason::kUnknownSession);
+}
+
 void Worker::take_reject(Peer& peer, std::span<const uint8_t> body) {
   Reject answer;
-  if (!decode(body, &answer) || answer.echo_token != peer.session.token || peer.connected()) {
+  const bool readable = decode(body, &answer) && answer.echo_token == peer.session.token;
+  if (!readable || peer.connected() != (answer.reason == RejectReason::kUnknownSession)) {
     bump(stray_messages_);
     return;
   }
+  if (answer.reason == RejectReason::kUnknownSession)
+    return lose(peer, Status::kPeerLost, "the peer has lost this session");
   if (answer.reason == RejectReason::kFull)
     return lose(peer, Status::kPeerUnreachable, "the peer has no room for another peer (its max_peers)");
   peer.fate.store(Fate::kRestarted, std::memory_order_relaxed);
@@ -351,6 +369,11 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
     nics_[i].statistics.in_flight.store(nics_[i].in_flight, std::memory_order_relaxed);
   }
   peer.in_flight_total.store(0, std::memory_order_relaxed);
+  if (s.hello_seen) {
+    peer.last_their_index = s.their_index;
+    peer.last_their_token = s.their_token;
+  }
+  drop_resends(peer);
   peer.session = Session{};
   scheduled_.remove(&peer);
   engine_.counters_.for_each([this](Counter& counter) {

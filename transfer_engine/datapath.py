@@ -99,7 +99,7 @@ class Datapath:
                 _te_write, handle.pointer, region._id, source_offset, remote, target_offset, length, counter, flags,
                 timeout_ns, error,
             )  # fmt: skip
-            pointer = _persist(handle, "write", again, error, timeout_s, request_id, descriptor)
+            pointer = _persist(handle, "write", again, error, timeout_s, request_id)
         return Transfer(pointer, handle, "write", region, request_id)
 
     def write_pages(
@@ -137,7 +137,7 @@ class Datapath:
         alive = _fill_pages(handle, args, source, target, notify, flush, "write_pages")
         error = thread_state.error
         submit = partial(lib.te_write_pages, handle.pointer, args, nanoseconds(timeout_s), error)
-        pointer = submit() or _persist(handle, "write_pages", submit, error, timeout_s, request_id, target.region)
+        pointer = submit() or _persist(handle, "write_pages", submit, error, timeout_s, request_id)
         del alive  # the core has read the indices
         return Transfer(pointer, handle, "write_pages", source.region, request_id)
 
@@ -310,15 +310,11 @@ def _persist(
     error: Any,
     timeout_s: float | None,
     request_id: object,
-    target: object = None,
 ) -> Any:
     """The first call gave no transfer: goes on if there was only no slot free, else raises."""
     pointer = handle.persist(submit, error, timeout_s)
     if not pointer:
-        failure = _failed(handle, operation, error, request_id)
-        if type(failure) is RegionClosed and isinstance(target, RegionDescriptor):
-            handle.remote_region(target, operation)  # raises when the owner itself is gone, which says more
-        raise failure
+        raise _failed(handle, operation, error, request_id)
     return pointer
 
 

@@ -177,8 +177,13 @@ class Child:
             raise value
         return value
 
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+    def stop(self) -> None:
+        """SIGSTOP; returns when it stands still, all threads of it."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, and the proof that it is gone."""
@@ -188,7 +193,7 @@ class Child:
     def close(self) -> None:
         self._requests.close()
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
+            self.resume()
             try:
                 self.process.wait(SOON_S)
             except subprocess.TimeoutExpired:

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 import transfer_engine as te
 
-from .rig import POISON, SOON_S, TRANSPORTS, Case, Link, Rig, on, pattern
+from .rig import POISON, SOON_S, TRANSPORTS, Case, Link, Rig, eventually, on, pattern
 
 SIZE = 1 << 14
 
@@ -250,6 +250,7 @@ class Traffic(RuleBasedStateMachine):
     def part_from_the_other_side(self) -> None:
         self.settle()
         self.rig.far.disconnect(self.rig.near.address)
+        eventually(lambda: self.rig.near.connect(self.rig.far.address()).state == "connected")
 
     @rule()
     def fence(self) -> None:

@@ -3,7 +3,7 @@
 
 #include "tests/native/engine_support.h"
 
-namespace te::test {
+namespace te::engine_test {
 
 TEST_CASE("engine: what arrives before anybody waits is not lost") {
   for (const Setup& setup : all_setups()) {
@@ -138,7 +138,6 @@ TEST_CASE("engine: writes that race the closing of their counter end well or wit
     const uint32_t remote_fresh = pair.writer.remote_counter(pair.owner, fresh);
     require_ok(pair.writer.write(pair.source, 0, pair.remote, 0, 3000, remote_fresh));
     CHECK(pair.owner.counted(fresh, 1));
-    CHECK(pair.owner.stats().stray_immediates == 0);
   }
 }
 
@@ -204,4 +203,4 @@ TEST_CASE("engine: more counters than one peer may attach is a typed error, the 
   CHECK(pair.owner.counted(one_more, 1));
 }
 
-}  // namespace te::test
+}  // namespace te::engine_test

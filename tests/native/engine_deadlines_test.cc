@@ -1,7 +1,7 @@
 // Deadlines, cancel, quiescence and fences: what ends early says so, and "quiesced" is true only when nothing can land any more.
 #include "tests/native/engine_support.h"
 
-namespace te::test {
+namespace te::engine_test {
 namespace {
 
 constexpr uint64_t kLength = 5000;
@@ -301,4 +301,4 @@ TEST_CASE("engine: closing a region while its holder is being fenced ends both")
   }
 }
 
-}  // namespace te::test
+}  // namespace te::engine_test

@@ -6,7 +6,7 @@
 
 #include "tests/native/engine_support.h"
 
-namespace te::test {
+namespace te::engine_test {
 namespace {
 
 constexpr uint64_t kLength = 3000;
@@ -395,4 +395,4 @@ TEST_CASE("engine: an idle adaptive engine sleeps") {
   require_ok(pair.write(0, 0, kLength));
 }
 
-}  // namespace te::test
+}  // namespace te::engine_test

@@ -4,7 +4,7 @@
 
 #include "tests/native/engine_support.h"
 
-namespace te::test {
+namespace te::engine_test {
 namespace {
 
 std::vector<uint8_t> pattern(uint64_t seed, size_t length) {
@@ -78,10 +78,7 @@ TEST_CASE("engine: thousands of small messages in both directions keep their ord
       const int count = scaled(2000);
       const auto talk = [count](Player& from, int32_t to, std::atomic<int>* bad) {
         for (int i = 0; i < count; ++i) {
-          te_error why{};
-          te_transfer* t = te_send(from.engine, to, &i, i % 3 == 0 ? 0 : sizeof i, -1, &why);
-          if (t == nullptr) ++*bad;
-          te_transfer_release(t);
+          if (from.send(to, &i, i % 3 == 0 ? 0 : sizeof i).refused()) ++*bad;
         }
       };
       const auto listen = [count](Player& at, std::atomic<int>* bad) {
@@ -247,4 +244,4 @@ TEST_CASE("engine: messages received before a peer has left can still be read, a
   CHECK(std::string(r.bytes.begin(), r.bytes.end()) == "farewell");
 }
 
-}  // namespace te::test
+}  // namespace te::engine_test

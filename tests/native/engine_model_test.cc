@@ -4,7 +4,7 @@
 
 #include "tests/native/engine_support.h"
 
-namespace te::test {
+namespace te::engine_test {
 namespace {
 
 constexpr uint64_t kCells = 256;  // places of kCell bytes in the target; each is written at most once a round
@@ -81,10 +81,8 @@ struct Flow {
     } else if (random.chance(0.4)) {
       if (make_pages(random, &entry.pages)) transfers->push_back(writer.pages(entry.pages));
     } else if (make_write(random, &entry.write)) {
-      te_error why{};
       const te_write_args& a = entry.write;
-      te_transfer* t = te_write(writer.engine, a.region, a.source_offset, a.remote, a.target_offset, a.length, a.counter, a.flags, -1, &why);
-      transfers->push_back({t, why});
+      transfers->push_back(writer.write(source, a.source_offset, a.remote, a.target_offset, a.length, a.counter, a.flags));
     }
   }
 
@@ -168,4 +166,4 @@ TEST_CASE("engine: a random program leaves exactly what the model says, on many 
   }
 }
 
-}  // namespace te::test
+}  // namespace te::engine_test

@@ -3,7 +3,7 @@
 
 #include "tests/native/engine_support.h"
 
-namespace te::test {
+namespace te::engine_test {
 namespace {
 
 struct Indices {
@@ -183,4 +183,4 @@ TEST_CASE("engine: the same page may be sent to many places, and a stride of zer
   }
 }
 
-}  // namespace te::test
+}  // namespace te::engine_test

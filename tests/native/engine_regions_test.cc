@@ -3,7 +3,7 @@
 
 #include "tests/native/engine_support.h"
 
-namespace te::test {
+namespace te::engine_test {
 namespace {
 
 // What the network does with a stale key: refuse it, lose it silently, or let it land.
@@ -289,4 +289,4 @@ TEST_CASE("engine: a descriptor that claims more than the region has is never gr
   CHECK(pair.owner.idle());
 }
 
-}  // namespace te::test
+}  // namespace te::engine_test

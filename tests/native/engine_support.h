@@ -19,7 +19,7 @@
 #include "native/sim/random.h"
 #include "native/te.h"
 
-namespace te::test {
+namespace te::engine_test {
 
 using sim::Random;
 
@@ -196,6 +196,7 @@ class Player {
     settings.peer_timeout_ns = kPatience;
     settings.default_timeout_ns = kPatience;
     settings.connect_timeout_ns = kPatience;
+    settings.close_timeout_ns = 300 * kMs * kSlowness;  // of destructors; tests of close name theirs
     settings.shard_bytes = 1024;
     if (setup.tune) setup.tune(settings);
     const int32_t status = te_engine_open(&settings, &engine, &error);
@@ -262,10 +263,24 @@ class Player {
     return wait(counter, exactly) == TE_OK && value(counter) == exactly;
   }
   Transfer reached(uint32_t counter, uint64_t at_least, int64_t timeout_ns, std::vector<int32_t> peers = {}) {
-    te_error why{};
-    te_transfer* t = te_counter_reached(engine, counter, at_least, timeout_ns, peers.empty() ? nullptr : peers.data(),
-                                        static_cast<uint32_t>(peers.size()), &why);
-    return {t, why};
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) {
+      return te_counter_reached(engine, counter, at_least, timeout, peers.empty() ? nullptr : peers.data(),
+                                static_cast<uint32_t>(peers.size()), why);
+    });
+  }
+
+  // Calls again while no slot is free (TE_AGAIN), until the time is over.
+  template <typename F>
+  Transfer submit(int64_t timeout_ns, F&& call) {
+    const int64_t deadline = monotonic_ns() + (timeout_ns < 0 ? kPatience : timeout_ns);
+    for (;;) {
+      te_error why{};
+      te_transfer* t = call(timeout_ns, &why);
+      if (t != nullptr || why.status != TE_AGAIN) return {t, why};
+      if (monotonic_ns() < deadline) continue;
+      why.status = TE_ERR_TIMEOUT;
+      return {t, why};
+    }
   }
 
   // --- peers ---
@@ -286,42 +301,32 @@ class Player {
     return info;
   }
   Transfer connect(int32_t peer, int64_t timeout_ns = -1) {
-    te_error why{};
-    te_transfer* t = te_peer_connect(engine, peer, timeout_ns, &why);
-    return {t, why};
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_peer_connect(engine, peer, timeout, why); });
   }
   Transfer disconnect(int32_t peer, int64_t timeout_ns = -1) {
-    te_error why{};
-    te_transfer* t = te_peer_disconnect(engine, peer, timeout_ns, &why);
-    return {t, why};
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_peer_disconnect(engine, peer, timeout, why); });
   }
   Transfer fence(int32_t peer, int64_t timeout_ns = -1) {
-    te_error why{};
-    te_transfer* t = te_peer_fence(engine, peer, timeout_ns, &why);
-    return {t, why};
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_peer_fence(engine, peer, timeout, why); });
   }
 
   // --- transfers ---
   Transfer write(const Memory& from, uint64_t source, uint32_t remote, uint64_t target, uint64_t length,
                  uint32_t counter = TE_NONE, uint32_t flags = 0, int64_t timeout_ns = -1) {
-    te_error why{};
-    te_transfer* t = te_write(engine, from.region, source, remote, target, length, counter, flags, timeout_ns, &why);
-    return {t, why};
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) {
+      return te_write(engine, from.region, source, remote, target, length, counter, flags, timeout, why);
+    });
   }
   Transfer pages(const te_page_args& args, int64_t timeout_ns = -1) {
-    te_error why{};
-    te_transfer* t = te_write_pages(engine, &args, timeout_ns, &why);
-    return {t, why};
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_write_pages(engine, &args, timeout, why); });
   }
   Transfer batch(const std::vector<te_batch_entry>& entries, int64_t timeout_ns = -1) {
-    te_error why{};
-    te_transfer* t = te_write_batch(engine, entries.data(), entries.size(), timeout_ns, &why);
-    return {t, why};
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) {
+      return te_write_batch(engine, entries.data(), entries.size(), timeout, why);
+    });
   }
   Transfer send(int32_t peer, const void* data, uint64_t length, int64_t timeout_ns = -1) {
-    te_error why{};
-    te_transfer* t = te_send(engine, peer, data, length, timeout_ns, &why);
-    return {t, why};
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_send(engine, peer, data, length, timeout, why); });
   }
 
   // --- the rest ---
@@ -387,4 +392,4 @@ inline std::vector<Setup> all_setups() {
   return setups;
 }
 
-}  // namespace te::test
+}  // namespace te::engine_test

@@ -1,7 +1,7 @@
 // Contiguous writes: every length, every byte, no byte beyond, and the counter exactly one up per write.
 #include "tests/native/engine_support.h"
 
-namespace te::test {
+namespace te::engine_test {
 namespace {
 
 constexpr size_t kBytes = 1 << 18;
@@ -269,4 +269,4 @@ TEST_CASE("engine: 100,000 writes leave no operation and no transfer behind") {
   }
 }
 
-}  // namespace te::test
+}  // namespace te::engine_test

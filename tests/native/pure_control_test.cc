@@ -11,8 +11,8 @@
 namespace te {
 namespace {
 
-using test::Random;
-using test::scaled;
+using engine_test::Random;
+using engine_test::scaled;
 using Bytes = std::vector<uint8_t>;
 
 Bytes random_bytes_of(Random& random, size_t length) {

@@ -16,8 +16,8 @@
 namespace te {
 namespace {
 
-using test::Random;
-using test::scaled;
+using engine_test::Random;
+using engine_test::scaled;
 
 struct Item {
   int number = 0;

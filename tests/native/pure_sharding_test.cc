@@ -11,8 +11,8 @@
 namespace te {
 namespace {
 
-using test::Random;
-using test::scaled;
+using engine_test::Random;
+using engine_test::scaled;
 
 // Adjacent ranges from 0 to the total.
 template <typename F>

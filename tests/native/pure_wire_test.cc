@@ -12,8 +12,8 @@
 namespace te {
 namespace {
 
-using test::Random;
-using test::scaled;
+using engine_test::Random;
+using engine_test::scaled;
 using Bytes = std::vector<uint8_t>;
 
 te_address random_address(Random& random, uint32_t nics) {

@@ -63,7 +63,9 @@ def test_jobs_have_different_names() -> None:
     assert len({environment.job_name(one) for one in (base, *others)}) == 4
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x", "::1:80", "[]:1", "a:-1"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x", "::1:80", "[]:1", "a:-1"]
+)
 def test_addresses_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(te.ConfigError, match="HOST:PORT"):
         environment.parse_address(text, "store")
@@ -75,7 +77,8 @@ def test_addresses_round_trip(host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "literal"), [("localhost", True), ("10.0.0.1", True), ("::1", True), ("fe80::1%eth0", True), ("node1", False)]
+    ("host", "literal"),
+    [("localhost", True), ("10.0.0.1", True), ("::1", True), ("fe80::1%eth0", True), ("node1", False)],
 )
 def test_names_are_told_from_addresses(host: str, literal: bool) -> None:
     assert environment.is_literal(host) is literal

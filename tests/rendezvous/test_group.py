@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -44,6 +45,8 @@ def test_a_megabyte_from_everybody(ranks: Ranks) -> None:
 
 
 def test_who_is_late_is_named_and_the_call_may_be_repeated(ranks: Ranks) -> None:
+    everybody = threading.Barrier(3)
+
     def work(rendezvous: te.Rendezvous) -> list[bytes]:
         if rendezvous.rank != 2:
             for _ in range(2):
@@ -53,30 +56,23 @@ def test_who_is_late_is_named_and_the_call_may_be_repeated(ranks: Ranks) -> None
                 assert caught.value.elapsed_s is not None
             with pytest.raises(te.ConfigError, match="all_gather, was late"):
                 rendezvous.barrier()
-        rendezvous_peers.wait(SOON_S)
+        everybody.wait(SOON_S)
         return rendezvous.all_gather(b"%d" % rendezvous.rank)
 
-    import threading
-
-    rendezvous_peers = threading.Barrier(3)
     assert ranks(3, work) == [[b"0", b"1", b"2"]] * 3
 
 
 def test_a_silent_root_is_named(ranks: Ranks) -> None:
+    both = threading.Barrier(2)
+
     def work(rendezvous: te.Rendezvous) -> bytes:
         if rendezvous.rank == 1:
             with pytest.raises(te.TransferTimeout, match="rank 0"):
                 rendezvous.broadcast(timeout_s=0.1)
-        rendezvous.barrier_of_threads.wait(SOON_S)  # type: ignore[attr-defined]
+        both.wait(SOON_S)
         return rendezvous.broadcast(b"late" if rendezvous.rank == 0 else None)
 
-    import threading
-
-    te.Rendezvous.barrier_of_threads = threading.Barrier(2)  # type: ignore[attr-defined]
-    try:
-        assert ranks(2, work) == [b"late"] * 2
-    finally:
-        del te.Rendezvous.barrier_of_threads  # type: ignore[attr-defined]
+    assert ranks(2, work) == [b"late"] * 2
 
 
 def test_wrong_arguments_are_refused_before_anything_is_said(ranks: Ranks) -> None:

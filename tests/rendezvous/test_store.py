@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
-from worlds import SOON_S, in_threads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from worlds import SOON_S, in_threads
 
 import transfer_engine as te
 from transfer_engine.rendezvous import StoreServer, TcpStore, wire
@@ -156,7 +156,10 @@ def test_who_left_and_who_was_lost_is_known(connect: Connect) -> None:
 
 
 def test_another_world_size_is_refused() -> None:
-    with StoreServer("127.0.0.1", world_size=4, token=b"") as server, pytest.raises(te.ConfigError, match="has 4 ranks, not 5"):
+    with (
+        StoreServer("127.0.0.1", world_size=4, token=b"") as server,
+        pytest.raises(te.ConfigError, match="has 4 ranks, not 5"),
+    ):
         TcpStore(Meeting(server.host, (server.port,)), world_size=5, token=b"", timeout_s=SOON_S)
 
 
@@ -211,7 +214,10 @@ def test_a_port_of_somebody_else_is_no_store(answer: bytes) -> None:
         with pytest.raises(te.PeerUnreachable, match="no rendezvous store answers"):
             TcpStore(place, token=b"", timeout_s=0.2)
         stop.set()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", place.ports[0]), timeout=SOON_S) as last:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", place.ports[0]), timeout=SOON_S) as last,
+        ):
             last.sendall(b"end")
         thread.join(SOON_S)
         assert not thread.is_alive()

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _native, errors
-from . import environment, wire
+from . import environment, instances, wire
 from .client import TcpStore
 from .environment import Meeting
 from .foreign import ForeignStore, OwnStore, Store
@@ -25,9 +25,6 @@ from .server import StoreServer
 _DEFAULT_TIMEOUT_S = 300.0
 _LINGER_S = 5.0  # how long rank 0 keeps the store for the others when it closes
 _MOST_NAMED = 16  # ranks in an error's text
-
-_instances: dict[tuple[str, int], int] = {}  # how many a process has opened, by name and rank: part of the keys
-_instances_lock = threading.Lock()
 
 
 class Rendezvous:
@@ -63,8 +60,9 @@ class Rendezvous:
         self._closed = False
         self._timeout_s = _seconds(timeout_s)
         self.rank, self.world_size = environment.ranks(rank, world_size)
-        with _instances_lock:
-            number = _instances.get((name, self.rank), 0) + 1
+        place = environment.job_name() if store is None else store
+        member = (name, self.rank, self.world_size)
+        number = instances.following(place, member)
         run = "/".join(os.environ.get(f"TORCHELASTIC_{part}", "") for part in ("RUN_ID", "RESTART_COUNT"))
         self._prefix = f"transfer_engine/{run}/{name}/{number}"
         self._call = 0
@@ -75,8 +73,7 @@ class Rendezvous:
             self._store: Store = OwnStore(self._own_store(store, f"{environment.job_name()}/{name}/{number}", token))
         else:
             self._store = ForeignStore(store)
-        with _instances_lock:  # now only, so that a rank may try again
-            _instances[name, self.rank] = number
+        instances.opened(place, member)
 
     @staticmethod
     def serve(
@@ -171,7 +168,7 @@ class Rendezvous:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(_LINGER_S if kind is None else 0.0)
+        self.close()  # after an error, too: the others' time-outs come a moment later, and the store knows who is late
 
     def __del__(self) -> None:
         if hasattr(self, "_store"):

@@ -144,7 +144,7 @@ def plan(
     return Plan(shares=tuple(shares), left_out=tuple(left_out), messages=tuple(messages + remarks))
 
 
-_FAR = "on another NUMA node than every GPU or process that could use it, each of which has a nearer NIC"
+_FAR = "on another NUMA node than every GPU or process that could use it, all of which have nearer NICs"
 
 
 def _usable(nics: Sequence[Nic], transport: str | None) -> tuple[list[Nic], list[LeftOut]]:

@@ -1,0 +1,64 @@
+"""`transfer-engine topo`, on this machine and on recorded ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from machines import CONNECTX6_DX, Branch, Machine, gpu, nic, standard
+from transfer_engine.tools.topo import topo
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(topo, arguments, standalone_mode=False)
+    assert result.exception is None, result.output
+    assert result.return_value == 0
+    return result.output
+
+
+def test_this_machine_is_shown() -> None:
+    assert "process" in run()
+    document = json.loads(run("--json"))
+    assert document["schema"] == "transfer-engine/topo/1"
+    assert document["topology"]["cores"]
+    assert document["plan"]["shares"]
+
+
+@pytest.mark.parametrize("count", [8, 16, 32])
+def test_every_nic_of_a_recorded_machine_is_shown(count: int, tmp_path: Path) -> None:
+    path = str(standard(count).write_xml(tmp_path / "machine.xml"))
+    text = run("--xml", path, "--matrix")
+    assert all(f"mlx5_{index} " in text for index in range(count))
+    assert "plan for 8 processes" in text
+    document = json.loads(run("--xml", path, "--json"))
+    used = [name for share in document["plan"]["shares"] for name in share["nics"]]
+    assert sorted(used) == sorted(f"mlx5_{index}" for index in range(count))
+    assert document["distances"][0][0] == "PIX"
+
+
+def test_what_is_not_used_is_shown_with_the_reason(tmp_path: Path) -> None:
+    branches = [Branch([gpu(), nic(i, hidden=i == 1)], i) for i in range(2)] + [Branch([nic(9, CONNECTX6_DX)], 0)]
+    path = str(Machine(branches).write_xml(tmp_path / "machine.xml"))
+    left_out = {entry["nic"]: entry["reason"] for entry in json.loads(run("--xml", path, "--json"))["plan"]["left_out"]}
+    assert set(left_out) == {"mlx5_9", "0003:04:00.0"}  # branches of package 0 come first
+    text = " ".join(run("--xml", path).split())
+    assert text.count("not used:") == 2
+    assert "1 NIC for 2 GPUs" in text
+
+
+def test_the_number_of_processes_comes_from_the_option_or_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(standard(8).write_xml(tmp_path / "machine.xml"))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert json.loads(run("--xml", path, "--json"))["processes"] == 2
+    assert json.loads(run("--xml", path, "--json", "--processes", "4"))["processes"] == 4
+
+
+def test_a_file_that_is_no_recording_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "x.xml").write_text("nonsense")
+    result = CliRunner().invoke(topo, ["--xml", str(tmp_path / "x.xml")], standalone_mode=False)
+    assert "x.xml: not XML" in str(result.exception)

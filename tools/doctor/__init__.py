@@ -1,0 +1,1 @@
+"""`transfer-engine doctor`: what is here, what is missing, what that costs, what to do about it."""
