@@ -19,6 +19,7 @@ struct Endpoint {
 struct Registry {
   std::mutex mutex;
   std::unordered_map<std::string, Endpoint> endpoints;
+  std::set<std::string> ended;  // names are never used twice, so this grows by one short string per NIC ever closed
 };
 
 Registry& registry() {
@@ -49,6 +50,7 @@ void close(const std::string& name, Objects objects) {
   const auto closing = r.endpoints.find(name);
   if (closing == r.endpoints.end()) return;
   closing->second.live = false;
+  r.ended.insert(name);
   closing->second.objects = std::move(objects);
   const auto live = [&](const std::string& other) {
     const auto found = r.endpoints.find(other);
@@ -59,6 +61,12 @@ void close(const std::string& name, Objects objects) {
     const Endpoint& endpoint = entry.second;
     return !endpoint.live && std::none_of(endpoint.related.begin(), endpoint.related.end(), live);
   });
+}
+
+bool ended(const std::string& name) {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  return r.ended.contains(name);
 }
 
 }  // namespace te::efa::local_endpoints

@@ -28,6 +28,8 @@ Error Nic::insert_shm(const te_nic_address& remote, Path* path) {
   address.bytes[sizeof address.bytes - 1] = 0;  // libfabric reads it as a string
   const std::string_view name = endpoint_name({reinterpret_cast<const char*>(address.bytes), address.length});
   if (name.empty()) return Error(Status::kPeerUnreachable, "this is not the address of an shm endpoint of ours");
+  if (local_endpoints::ended(std::string(name)))
+    return Error(Status::kPeerUnreachable, "this shm endpoint was of this process and has closed");
   auto found = shm_peers_.find(name);
   if (found == shm_peers_.end()) {
     if (shm_peers_.size() >= kMaxShmPeers) forget_dead_shm_peers();

@@ -74,6 +74,8 @@ struct Session {
   uint32_t unsequenced_out = 0;  // sends of that class not yet completed
 
   std::deque<Resend> resends;
+  uint64_t untaken_since = 0;  // the round in which the first of them came
+  std::deque<Record> untaken;  // records that wait for the queues to be polled down: see Worker::take_untaken
   Credits credits;
   Stream stream;
   Assembly assembly;
@@ -124,6 +126,7 @@ struct Peer {
   std::unordered_map<uint64_t, RemoteRegion*> remote_regions;  // by serial; filled at admission
   std::unordered_map<uint64_t, RemoteCounter*> remote_counters;
   uint32_t in_flight[TE_MAX_NICS] = {};  // per NIC of ours
+  uint64_t bytes_in_flight[TE_MAX_NICS] = {};
   uint32_t next_nic = 0;                 // rotation of small writes
   uint32_t last_their_index = kNoIndex;  // of the session before this one
   uint64_t last_their_token = 0;

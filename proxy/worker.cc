@@ -149,7 +149,14 @@ void Worker::run() {
 bool Worker::round() {
   polled_something_ = false;
   bool worked = take_commands();
-  for (uint32_t i = 0; i < nic_count_; ++i) polled_something_ |= poll_nic(i);
+  ++rounds_;
+  bool all_empty = true;
+  for (uint32_t i = 0; i < nic_count_; ++i) {
+    const uint32_t count = poll_nic(i);
+    polled_something_ |= count > 0;
+    all_empty &= count < std::size(completions_) / 2;  // providers may give less than there is, but not by half
+  }
+  if (!with_untaken_.empty()) take_untaken(all_empty);
   worked |= polled_something_;
   bool posted = false;
   for (size_t left = scheduled_.size(); left > 0; --left) {
@@ -168,7 +175,7 @@ void Worker::schedule(Peer& peer) {
 
 bool Worker::may_sleep() {
   // Completions of own work are not certain to raise a descriptor (shm), so the worker stays awake for them.
-  if (total_in_flight_ > 0 || stopping_) return false;
+  if (total_in_flight_ > 0 || stopping_ || !with_untaken_.empty()) return false;
   for (uint32_t i = 0; i < nic_count_; ++i)
     if (provider_.wait_fd(i) < 0) return false;
   return true;

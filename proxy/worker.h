@@ -118,7 +118,7 @@ class Worker {
   void account(Peer& peer, WorkItem* item, int direction);
 
   // --- worker_complete.cc
-  bool poll_nic(uint32_t nic);
+  uint32_t poll_nic(uint32_t nic);
   void complete(uint32_t nic, const Completion& completion);
   void complete_write(uint32_t nic, const Completion& completion, WorkItem* item);
   void write_off(Peer& peer, uint32_t remote_nic, bool landed_unknown);
@@ -143,6 +143,7 @@ class Worker {
   bool receive_from(Peer& peer, const MessageHeader& header, Buffer* buffer);
   void take_sequenced(Peer& peer, const MessageHeader& header, std::span<const uint8_t> body);
   void take_records(Peer& peer, std::span<const uint8_t> body);
+  void take_untaken(bool all_empty);
   void take_record(Peer& peer, const Record& record);
   void take_fragment(Peer& peer, const MessageHeader& header, std::span<const uint8_t> body);
   void take_retire_slot(Peer& peer, const Record& record);
@@ -235,6 +236,8 @@ class Worker {
   int64_t next_deadline_ = INT64_MAX;  // no operation's deadline is earlier
   bool fences_wanted_ = false;         // some operation has ended before it drained
   bool polled_something_ = false;
+  uint64_t rounds_ = 0;
+  std::vector<Peer*> with_untaken_;
   uint32_t total_in_flight_ = 0;  // writes, reads and sends of live sessions
 
   std::vector<NicState> nics_;

@@ -5,10 +5,10 @@
 
 namespace te {
 
-bool Worker::poll_nic(uint32_t nic) {
+uint32_t Worker::poll_nic(uint32_t nic) {
   const uint32_t count = provider_.poll(nic, completions_);
   for (uint32_t i = 0; i < count; ++i) complete(nic, completions_[i]);
-  return count > 0;
+  return count;
 }
 
 void Worker::complete(uint32_t nic, const Completion& c) {

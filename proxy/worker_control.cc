@@ -9,6 +9,7 @@ namespace {
 constexpr uint32_t kControlNic = 0;
 constexpr uint32_t kMostUnsequenced = 4;   // acknowledgements and signs of life in flight towards one peer
 constexpr size_t kMostRecords = 1 << 16;   // queued towards a peer that does not acknowledge: it is broken or hostile
+constexpr uint64_t kMostRounds = 1024;     // with full polls: more completions than any queue holds
 constexpr uint64_t kMessageOverhead = 64;  // charged per message, so that empty ones cannot fill the receiver's memory
 
 }  // namespace
@@ -370,16 +371,41 @@ void Worker::take_sequenced(Peer& peer, const MessageHeader& header, std::span<c
   else take_fragment(peer, header, body);
 }
 
+// Records end or begin what immediates may use: ids, slots, sessions. A message overtakes immediates that landed before it on another
+// NIC, or deeper in the queue, so records wait until every queue has been polled down once after they came (or has given as much as
+// was in it then). Their order is kept.
 void Worker::take_records(Peer& peer, std::span<const uint8_t> body) {
   Reader in(body);
   Record record;
-  const uint32_t session = peer.session.number;
-  while (in.left() > 0 && peer.session.number == session && peer.session.paths_open) {
+  while (in.left() > 0) {
     if (!decode(&in, &record)) {
       bump(damaged_messages_);
       return;
     }
-    take_record(peer, record);
+    if (peer.session.untaken.empty()) {
+      with_untaken_.push_back(&peer);
+      peer.session.untaken_since = rounds_;
+    }
+    peer.session.untaken.push_back(std::move(record));
+  }
+}
+
+// After a round's polls; `all_empty`: each of them found its queue's end.
+void Worker::take_untaken(bool all_empty) {
+  const std::vector<Peer*> peers = with_untaken_;
+  for (Peer* peer : peers) {
+    if (std::find(with_untaken_.begin(), with_untaken_.end(), peer) == with_untaken_.end()) continue;  // lost meanwhile
+    Session& s = peer->session;
+    const uint64_t waited = rounds_ - s.untaken_since;
+    if (waited == 0 || (!all_empty && waited < kMostRounds)) continue;
+    std::deque<Record> records;
+    records.swap(s.untaken);
+    std::erase(with_untaken_, peer);
+    const uint32_t session = s.number;
+    for (const Record& record : records) {
+      if (peer->session.number != session || !peer->session.paths_open) break;
+      take_record(*peer, record);
+    }
   }
 }
 

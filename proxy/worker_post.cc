@@ -11,6 +11,10 @@ namespace {
 
 constexpr uint32_t kFruitless = 8;
 
+// In flight towards one peer on one NIC. Several times what any NIC needs to be busy (50 GB/s for 100 us are 5 MB), and little
+// enough that messages, which queue behind it on a stream such as TCP's, are not late signs of life.
+constexpr uint64_t kPeerBytes = 32u << 20;
+
 }  // namespace
 
 bool Worker::post_peer(Peer& peer) {
@@ -50,7 +54,8 @@ bool Worker::post_ready(Peer& peer) {
 
 bool Worker::has_room(const Peer& peer, uint32_t nic) const {
   const uint32_t peer_depth = settings_.peer_depth == 0 ? nics_[nic].depth : settings_.peer_depth;
-  return nics_[nic].in_flight < nics_[nic].depth && peer.in_flight[nic] < peer_depth;
+  return nics_[nic].in_flight < nics_[nic].depth && peer.in_flight[nic] < peer_depth &&
+         peer.bytes_in_flight[nic] < kPeerBytes;
 }
 
 bool Worker::needs_immediate(const Operation& op, const Part& part, uint64_t unit) const {
@@ -200,6 +205,7 @@ void Worker::account(Peer& peer, WorkItem* item, int direction) {
   const auto by = static_cast<uint32_t>(direction);
   nics_[item->nic].in_flight += by;
   peer.in_flight[item->nic] += by;
+  peer.bytes_in_flight[item->nic] += static_cast<uint64_t>(direction) * item->length;
   total_in_flight_ += by;
   nics_[item->nic].statistics.in_flight.store(nics_[item->nic].in_flight, std::memory_order_relaxed);
   peer.in_flight_total.store(peer.in_flight_total.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);

@@ -366,6 +366,7 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
     nics_[i].in_flight -= peer.in_flight[i];
     total_in_flight_ -= peer.in_flight[i];
     peer.in_flight[i] = 0;
+    peer.bytes_in_flight[i] = 0;
     nics_[i].statistics.in_flight.store(nics_[i].in_flight, std::memory_order_relaxed);
   }
   peer.in_flight_total.store(0, std::memory_order_relaxed);
@@ -376,6 +377,7 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
   drop_resends(peer);
   peer.session = Session{};
   scheduled_.remove(&peer);
+  std::erase(with_untaken_, &peer);
   engine_.counters_.for_each([this](Counter& counter) {
     counter.wake();
     if (!counter.armed.empty()) check_armed(counter);

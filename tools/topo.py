@@ -18,9 +18,9 @@ from transfer_engine.topology import Nic, Plan, Topology
 from transfer_engine.topology.cpusets import to_list
 from transfer_engine.topology.identify import product_of
 from transfer_engine.topology.processes import allowed_cpus, cpu_quota, local_process
+from transfer_engine.topology.words import count
 
 from . import report
-from .doctor.findings import count
 
 _JSON = """\b
 The document that --json prints:

@@ -51,11 +51,6 @@ class Finding:
         return {**dataclasses.asdict(self), "severity": self.severity.name.lower()}
 
 
-def count(number: int, noun: str) -> str:
-    """As in "1 core", "2 cores"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def fine(name: str, what: str, **facts: Any) -> Finding:
     """As it should be."""
     return Finding(name, Severity.OK, what, facts=facts)

@@ -8,8 +8,9 @@ from typing import Any
 
 from transfer_engine.topology import Topology
 from transfer_engine.topology.sysfs import read_text
+from transfer_engine.topology.words import count
 
-from .findings import Finding, count, fine, note, warning
+from .findings import Finding, fine, note, warning
 from .host import ChildFailed, Host
 
 

@@ -11,9 +11,10 @@ from transfer_engine.topology import Topology
 from transfer_engine.topology.cpusets import to_list
 from transfer_engine.topology.processes import allowed_cpus, cpu_quota
 from transfer_engine.topology.sysfs import names_in, read_number, read_text
+from transfer_engine.topology.words import count
 
 from ..units import GIB, MIB, size
-from .findings import Finding, count, fine, note, warning
+from .findings import Finding, fine, note, warning
 from .host import ChildFailed, Host
 
 _ENOUGH_LOCKED = 1 * GIB

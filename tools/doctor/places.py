@@ -9,8 +9,9 @@ from transfer_engine.settings import Settings
 from transfer_engine.topology import Topology, hwloc
 from transfer_engine.topology.policy import plan
 from transfer_engine.topology.sysfs import names_in, read_number, read_text
+from transfer_engine.topology.words import count
 
-from .findings import Finding, count, fine, note, warning
+from .findings import Finding, fine, note, warning
 from .host import Host
 
 _OTHER_VARIABLES = {
@@ -42,7 +43,7 @@ def _locality(topology: Topology) -> list[Finding]:
     found = plan(topology, workers)
     nics = {name for share in found.shares for name in share.nics}
     facts: dict[str, Any] = {"left_out": [f"{entry.nic}: {entry.reason}" for entry in found.left_out]}
-    remarks = [text for text in found.messages if "workers need" not in text]
+    remarks = [text for text in found.messages if "would need" not in text]
     if not topology.nics:
         return [note("topology.nics", "no NIC hangs on a bus that can be seen", "nothing can be said about locality")]
     if remarks or (found.left_out and usable):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .cpusets import to_list
 from .model import Core, Topology
+from .words import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ def choose(
         return [None] * len(anchors), ["no CPU is known that this process may use"] * bool(anchors)
     threads = [(core, cpu) for core in cores for cpu in core.cpus if cpu in allowed]
     wanted, granted = 2 * len(anchors), len(threads) if quota is None else min(len(threads), int(quota))
-    here = f"{len(cores)} cores ({to_list(cpu for _, cpu in threads)}) may be used"
+    here = f"{count(len(cores), 'core')} ({to_list(cpu for _, cpu in threads)}) may be used"
     if granted < len(threads):
         here += f", {quota:g} CPUs' time is granted"
     if granted >= wanted and len(cores) >= wanted:
         return _pick([(core, min(set(core.cpus) & allowed)) for core in cores], anchors), []
-    need = f"{len(anchors)} workers need {wanted} (one each, and one for each one's process)"
+    need = f"{count(len(anchors), 'worker')} would need {wanted} (one each, and one for each one's process)"
     if granted >= wanted:
         note = f"{here}, {need}: workers share their core with its SMT sibling"
         return _pick(threads, anchors), [note]

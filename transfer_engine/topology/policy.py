@@ -26,6 +26,7 @@ from . import cores
 from .identify import product_of
 from .matching import spread
 from .model import NOWHERE, Distance, Nic, Place, Topology, distance, hops
+from .words import count
 
 MOST_NICS = 16  # of one engine
 _RDMA_TRANSPORTS = ("efa", "cx7")
@@ -128,7 +129,7 @@ def plan(
         near = tuple(distance(place, nic.place) for nic in nics[:most])
         shares.append(Share(local_rank=rank, gpu=gpu, nics=names, distances=near, core=None))
     kept = {name for share in shares for name in share.nics}
-    reason = f"one engine uses at most {most} NICs" + (" (setting nic_count)" if most < MOST_NICS else "")
+    reason = f"one engine uses at most {count(most, 'NIC')}" + (" (setting nic_count)" if most < MOST_NICS else "")
     left_out += _all_left(over, kept, reason)
     may_use = topology.cpus if allowed is None else allowed & topology.cpus
     pinned = [index for index, share in enumerate(shares) if cores_for in (None, share.local_rank)]
@@ -194,7 +195,7 @@ def _one_model(nics: list[Nic]) -> tuple[list[Nic], list[LeftOut]]:
     left_out = [
         LeftOut(
             nic=nic.name,
-            reason=f"of another kind ({_kind(key)}) than the {len(groups[best])} NICs used ({_kind(best)})",
+            reason=f"of another kind ({_kind(key)}) than the {count(len(groups[best]), 'NIC')} used ({_kind(best)})",
         )
         for key, group in groups.items()
         if key != best
@@ -251,8 +252,8 @@ def _remarks(
     """What a person should know about the dealing."""
     remarks = []
     if nics and len(nics) < len(workers):
-        who = "GPUs" if workers[0][1] is not None else "processes"
-        remarks.append(f"{len(nics)} NICs for {len(workers)} {who}: some share a NIC")
+        who = "GPU" if workers[0][1] is not None else "worker"
+        remarks.append(f"{count(len(nics), 'NIC')} for {count(len(workers), who)}: some share a NIC")
     for (_, gpu), mine in zip(workers, dealt, strict=True):
         if gpu is None or not mine:
             continue
