@@ -48,7 +48,10 @@ void Worker::take_region_attached(Peer& peer, const Record& record) {
     std::copy(record.key.begin(), record.key.end(), remote.key);
   }
   remote.state.store(usable ? Attachment::kAttached : Attachment::kRefused, std::memory_order_release);
+  ++remote.operations;  // keeps the object while the operations that waited for it go on or fail
   readmit(peer);
+  --remote.operations;
+  recycle_if_unused(peer, remote, true);
 }
 
 void Worker::take_counter_attached(Peer& peer, const Record& record) {
@@ -62,14 +65,14 @@ void Worker::take_counter_attached(Peer& peer, const Record& record) {
   remote.counter_index = record.index;
   remote.exhausted = record.granted == Grant::kExhausted;
   remote.state.store(granted ? Attachment::kAttached : Attachment::kRefused, std::memory_order_release);
-  // Keeps the object while the operations that waited for it are failed.
-  ++remote.operations;
+  ++remote.operations;  // as above
   readmit(peer);
   --remote.operations;
   if (remote.exhausted) {  // ids may be free again later
     remote.exhausted = false;
     remote.state.store(Attachment::kNew, std::memory_order_release);
   }
+  recycle_if_unused(peer, remote, false);
 }
 
 void Worker::take_revoke_region(Peer& peer, const Record& record) {

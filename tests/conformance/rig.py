@@ -17,8 +17,8 @@ import transfer_engine as te
 from .farside import POISON, SOON_S, Child, Far, Piece, pattern
 
 __all__ = [
-    "POISON", "SOON_S", "Case", "Child", "Far", "Link", "Piece", "Rig", "Transport", "eventually", "laid_out", "on", "pattern",
-    "permutation",
+    "POISON", "SOON_S", "Case", "Child", "Far", "Link", "Piece", "Rig", "Transport", "eventually", "laid_out", "on",
+    "pattern", "permutation",
 ]  # fmt: skip
 
 
@@ -79,19 +79,21 @@ class Case:
 def on(
     *,
     nics: Iterable[int | tuple[int, int]] = (2,),
+    nics_apart: Iterable[int | tuple[int, int]] | None = None,
     apart: bool | None = None,
     faults: bool = False,
     transports: Iterable[str] = tuple(TRANSPORTS),
 ) -> pytest.MarkDecorator:
-    """Where a scenario runs: NIC counts (or pairs of them, near and far), one process or two (None: both), and whether
-    it needs injected faults. Without this mark: everywhere, with two NICs."""
+    """Where a scenario runs: NIC counts (or pairs of them, near and far), others perhaps where it is two processes; one
+    process or two (None: both); whether it needs injected faults. Without this mark: everywhere, with two NICs."""
+    counts = {False: list(nics), True: list(nics if nics_apart is None else nics_apart)}
     cases = [
         Case(transport, *(count if isinstance(count, tuple) else (count, count)), placed)
         for transport in (TRANSPORTS[name] for name in transports)
         if transport.faults or not faults
         for placed in ((False, True) if apart is None else (apart,))
         if transport.apart or not placed
-        for count in nics
+        for count in counts[placed]
     ]
     return pytest.mark.cases(cases)
 

@@ -42,6 +42,10 @@ def pages(link: Link, sources: Any, targets: Any, page: int = 64, **arguments: A
     )
 
 
+region_from = te.RegionDescriptor.from_bytes
+counter_from = te.CounterDescriptor.from_bytes
+
+
 @dataclass
 class Wrong:
     """A call that is refused, with which error and what its text must show."""
@@ -107,11 +111,11 @@ WRONG = {
     "no_number": Wrong(te.ArgumentError, "nan", lambda k: k.write(0, 0, 5, timeout_s=float("nan"))),
     "timeout_text": Wrong(te.ArgumentTypeError, "str", lambda k: k.write(0, 0, 5, timeout_s="5")),
     # foreign, truncated and damaged bytes
-    "foreign": Wrong(te.DescriptorError, "bytes|descriptor", lambda k: te.RegionDescriptor.from_bytes(b"hello")),
-    "nothing": Wrong(te.DescriptorError, "bytes|descriptor", lambda k: te.RegionDescriptor.from_bytes(b"")),
-    "truncated": Wrong(te.DescriptorError, "bytes|descriptor", lambda k: te.RegionDescriptor.from_bytes(bytes(k.remote)[:-1])),
-    "longer": Wrong(te.DescriptorError, "bytes|descriptor", lambda k: te.CounterDescriptor.from_bytes(bytes(k.notify) + b"\0")),
-    "other_kind": Wrong(te.DescriptorError, "bytes|descriptor", lambda k: te.RegionDescriptor.from_bytes(bytes(k.notify))),
+    "foreign": Wrong(te.DescriptorError, "descriptor", lambda k: region_from(b"hello")),
+    "nothing": Wrong(te.DescriptorError, "descriptor", lambda k: region_from(b"")),
+    "truncated": Wrong(te.DescriptorError, "descriptor", lambda k: region_from(bytes(k.remote)[:-1])),
+    "longer": Wrong(te.DescriptorError, "descriptor", lambda k: counter_from(bytes(k.notify) + b"\0")),
+    "other_kind": Wrong(te.DescriptorError, "descriptor", lambda k: region_from(bytes(k.notify))),
     # messages
     "long_message": Wrong(
         te.ArgumentError, str((1 << 20) + 1), lambda k: k.near.send(k.remote.address, bytes((1 << 20) + 1))

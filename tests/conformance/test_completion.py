@@ -134,7 +134,7 @@ def test_failures_come_to_callbacks_too(rig: Rig) -> None:
     assert isinstance(outcomes[0], te.RegionClosed)
 
 
-# --- await -------------------------------------------------------------------------------------------------------------------
+# --- await -----------------------------------------------------------------------------------------------------------
 
 
 async def test_everything_that_ends_can_be_awaited(rig: Rig) -> None:

@@ -42,7 +42,7 @@ def test_tens_of_thousands_of_regions_and_counters_may_come_and_go(rig: Rig) -> 
     registers_closes_and_writes(rig, 70_000)
 
 
-@on(nics=(1,), apart=False)
+@on(nics=(1,), apart=False, transports=("sim",))
 def test_a_place_in_a_table_can_be_used_again_thousands_of_times(rig: Rig) -> None:
     rig.set_up(max_regions=1, max_counters=1)
     memory = bytearray(8)
@@ -102,10 +102,10 @@ def test_many_regions_and_counters_may_be_open_at_once(rig: Rig) -> None:
 @on(nics=(2,), apart=False)
 def test_engines_that_closed_leave_no_descriptors_and_no_files(rig: Rig) -> None:
     def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     def shared() -> set[str]:
-        return {name for name in os.listdir("/dev/shm") if "te-" in name and f"{os.getpid()}" in name}
+        return {path.name for path in Path("/dev/shm").glob(f"te-*-{os.getpid()}-*")}
 
     def threads() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
@@ -132,7 +132,7 @@ def test_engines_that_closed_leave_no_descriptors_and_no_files(rig: Rig) -> None
     assert shared() <= before[2]
 
 
-# --- endurance -----------------------------------------------------------------------------------------------------------
+# --- endurance -------------------------------------------------------------------------------------------------------
 
 
 def resident_bytes() -> int:

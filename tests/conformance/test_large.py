@@ -31,7 +31,7 @@ NO_RESERVE = 0x4000
 
 
 class Sparse:
-    """`length` bytes that take little memory: private mappings of one piece, of which only the marked pages are ours."""
+    """`length` bytes in little memory: private mappings of one piece, of which only the marked pages are ours."""
 
     def __init__(self, length: int) -> None:
         self.mapped = (length + PIECE - 1) // PIECE * PIECE

@@ -100,12 +100,9 @@ class Model:
         for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
             self.expected[at + target * stride :][:page] = link.source[source * stride :][:page]
         self._count(plan["notify"], count)
-        return (
-            te.PageWrite(
-                te.Pages(link.region, sources, page, stride), te.Pages(link.remote, targets, page, stride, at), notify, flush
-            ),
-            end,
-        )  # fmt: skip
+        from_pages = te.Pages(link.region, sources, page, stride)
+        to_pages = te.Pages(link.remote, targets, page, stride, at)
+        return te.PageWrite(from_pages, to_pages, notify, flush), end
 
     def _count(self, counter: int, by: int) -> None:
         if counter >= 0:
@@ -118,10 +115,7 @@ class Model:
             if entry is not None:
                 entries.append(entry)
         near = self.link.near
-        if batched:
-            transfers = [near.write_batch(entries)]
-        else:
-            transfers = [submit(near, entry) for entry in entries]
+        transfers = [near.write_batch(entries)] if batched else [submit(near, entry) for entry in entries]
         for transfer in transfers:
             transfer.wait(SOON_S)
         self.check()
@@ -154,7 +148,7 @@ unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.function_
 
 
 @on_every_network
-@settings(unhurried, max_examples=30)
+@settings(unhurried, max_examples=20)
 @given(script=rounds)
 def test_the_far_memory_is_what_the_model_says(model: Model, script: Any) -> None:
     for batched, plans in script:
@@ -163,18 +157,18 @@ def test_the_far_memory_is_what_the_model_says(model: Model, script: Any) -> Non
 
 @pytest.mark.soak
 @on_every_network
-@settings(unhurried, max_examples=3000)
+@settings(unhurried, max_examples=2000)
 @given(script=rounds)
 def test_the_far_memory_is_what_the_model_says_thousands_of_times(model: Model, script: Any) -> None:
     for batched, plans in script:
         model.run(plans, batched=batched)
 
 
-# --- regions, counters and acquaintances that come and go ------------------------------------------------------------------
+# --- regions, counters and acquaintances that come and go ------------------------------------------------------------
 
 
 class Traffic(RuleBasedStateMachine):
-    """Two links between two engines. A link's region or counter may be closed and made anew, and the engines may part."""
+    """Two links between two engines. Regions and counters may be closed and made anew, and the engines may part."""
 
     rig: Rig
 
@@ -250,7 +244,16 @@ class Traffic(RuleBasedStateMachine):
     def part_from_the_other_side(self) -> None:
         self.settle()
         self.rig.far.disconnect(self.rig.near.address)
-        eventually(lambda: self.rig.near.connect(self.rig.far.address()).state == "connected")
+        eventually(self.met_again)
+
+    def met_again(self) -> bool:
+        """What comes while the other side takes its leave may fail; then they meet again."""
+        link = self.links[0]
+        try:
+            link.write(0, 0, 0, notify=False).wait(SOON_S)
+        except te.PeerLost:
+            return False
+        return True
 
     @rule()
     def fence(self) -> None:
@@ -288,12 +291,12 @@ def run_traffic(rig: Rig, examples: int, steps: int) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine, settings=settings(unhurried, max_examples=examples, stateful_step_count=steps)
     )
-    assert rig.near.stats()["engine"]["remote_regions"] <= 1
+    eventually(lambda: rig.near.stats()["engine"]["remote_regions"] == 0)
 
 
-@on(nics=(1, 3), apart=False)
+@on(nics=(2,), apart=False)
 def test_regions_counters_and_peers_may_come_and_go(rig: Rig) -> None:
-    run_traffic(rig, 15, 20)
+    run_traffic(rig, 10, 20)
 
 
 @pytest.mark.soak

@@ -28,7 +28,7 @@ def write_pages(link: Link, count: int, page: int, stride: int, dtype: Any = np.
     link.check(pieces_of(targets, sources, page, stride), before + count)
 
 
-@on(nics=(1, 2, 3, 8))
+@on(nics=(1, 2, 3, 8), nics_apart=(2,))
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_pages_land_where_their_indices_say_and_count_once_each(rig: Rig, dtype: Any) -> None:
     link = rig.link(1 << 20)
@@ -36,7 +36,7 @@ def test_pages_land_where_their_indices_say_and_count_once_each(rig: Rig, dtype:
         write_pages(link, count, page, stride, dtype)
 
 
-@on(nics=(1, 3))
+@on(nics=(1, 3), nics_apart=(3,))
 @pytest.mark.parametrize("immediates", ["each", "last"])
 @pytest.mark.parametrize("chunk", [0, 300])
 def test_pages_count_exactly_whichever_of_them_notify_and_however_long_they_are(

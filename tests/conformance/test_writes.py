@@ -27,14 +27,14 @@ def test_every_short_length_lands_whole_between_untouched_guards_and_counts_once
     write_all(rig.link(size), pieces)
 
 
-@on(nics=EVERY_COUNT)
+@on(nics=EVERY_COUNT, nics_apart=(1, 3))
 def test_lengths_around_powers_of_two_land_whole(rig: Rig) -> None:
     lengths = [(1 << power) + off for power in range(7, 23) for off in (-1, 0, 1)]
     pieces, size = laid_out(lengths)
     write_all(rig.link(size), pieces)
 
 
-@on(nics=(1, 3, 8))
+@on(nics=(1, 3, 8), nics_apart=(3,))
 @pytest.mark.parametrize(("chunk", "shard"), [(1000, 256), (64, 1), (4096, 4096), (1 << 40, 64)])
 def test_lengths_around_every_boundary_of_chunks_parts_and_nics_land_whole(rig: Rig, chunk: int, shard: int) -> None:
     rig.set_up(chunk_bytes=chunk, shard_bytes=shard)
@@ -61,7 +61,7 @@ def test_engines_with_different_numbers_of_nics_write_to_each_other(rig: Rig) ->
     assert bytes(back) == rig.far.read(link.memory)
 
 
-@on(nics=(1, 3))
+@on(nics=(1, 3), nics_apart=(2,))
 @pytest.mark.parametrize("misaligned", [1, 7, 63])
 def test_bytes_land_where_they_belong_from_and_to_any_offset(rig: Rig, misaligned: int) -> None:
     rig.set_up(shard_bytes=64, chunk_bytes=500)

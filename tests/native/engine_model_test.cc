@@ -140,6 +140,8 @@ TEST_CASE("engine: a random program leaves exactly what the model says, on many 
       s.page_immediates = static_cast<uint32_t>(random.below(3));
       s.bursts = static_cast<uint32_t>(1 + random.below(40));
       s.operations = 64;
+      if (random.chance(0.3)) s.chunk_bytes = 50 + random.below(500);
+      if (random.chance(0.3)) s.peer_depth = static_cast<uint32_t>(1 + random.below(8));
     };
     const auto nics_a = static_cast<uint32_t>(1 + random.below(8)), nics_b = static_cast<uint32_t>(1 + random.below(8));
     CAPTURE(seed);

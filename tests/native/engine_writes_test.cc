@@ -1,4 +1,7 @@
 // Contiguous writes: every length, every byte, no byte beyond, and the counter exactly one up per write.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "tests/native/engine_support.h"
 
 namespace te::engine_test {
@@ -15,6 +18,33 @@ std::vector<uint64_t> lengths_around(std::initializer_list<uint64_t> edges) {
     for (uint64_t k = 1; k <= 9 && edge * k < kBytes / 2; ++k)
       for (const uint64_t length : {edge * k - 1, edge * k, edge * k + 1}) lengths.push_back(length);
   return lengths;
+}
+
+// Address space whose bytes repeat every `period`: far larger than the memory behind it.
+struct Mirrored {
+  Mirrored(uint64_t period, uint64_t length) : period(period), length(length), fd(memfd_create("te-test", MFD_CLOEXEC)) {
+    REQUIRE(fd >= 0);
+    REQUIRE(ftruncate(fd, static_cast<off_t>(period)) == 0);
+    data = static_cast<uint8_t*>(mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    REQUIRE(data != MAP_FAILED);
+    for (uint64_t at = 0; at < length; at += period)
+      REQUIRE(mmap(data + at, std::min(period, length - at), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
+  }
+  ~Mirrored() {
+    munmap(data, length);
+    close(fd);
+  }
+  Mirrored(const Mirrored&) = delete;
+  const uint64_t period, length;
+  const int fd;
+  uint8_t* data = nullptr;
+};
+
+uint32_t register_span(Player& player, uint8_t* data, uint64_t length) {
+  uint32_t region = TE_NONE;
+  const int32_t status = te_region_register(player.engine, data, length, TE_DEVICE_HOST, 0, &region, &player.error);
+  REQUIRE_MESSAGE(status == TE_OK, player.error.message);
+  return region;
 }
 
 // Writes one after the other, each checked alone.
@@ -145,6 +175,114 @@ TEST_CASE("engine: the counter never runs ahead of the bytes, whatever the fabri
       }
       CHECK(pair.owner.value(pair.counter) == count);
     }
+}
+
+TEST_CASE("engine: where a fabric neither keeps order nor proves delivery, the counter is honest or the fabric is refused") {
+  te_settings settings;
+  te_settings_defaults(&settings);
+  settings.transport = "sim";
+  settings.sim = "reorder=1,delivery_complete=0,delay=6,mtu=64,max_write=600";
+  settings.core = TE_CORE_NONE;
+  te_engine* engine = nullptr;
+  te_error why{};
+  const int32_t opened = te_engine_open(&settings, &engine, &why);
+  te_engine_free(engine);
+  if (opened == TE_ERR_CONFIG) return;
+  REQUIRE(opened == TE_OK);
+  for (const uint32_t nics : {1u, 3u}) {
+    CAPTURE(nics);
+    Pair pair({"sim", settings.sim, nics, {}}, kBytes);
+    Random random(nics);
+    for (uint64_t i = 1; i <= 60; ++i) {
+      const uint64_t length = random.below(6000), from = random.below(kBytes - length), to = random.below(kBytes - length);
+      Transfer t = pair.write(from, to, length);
+      REQUIRE(pair.owner.wait(pair.counter, i) == TE_OK);
+      REQUIRE(pair.target.holds(to, pair.source.data() + from, length, 0));
+      REQUIRE(t.wait() == TE_OK);
+    }
+  }
+}
+
+TEST_CASE("engine: offsets, strides and indices beyond 4 GiB reach exactly the bytes they name") {
+  constexpr uint64_t kFar = uint64_t{1} << 33;
+  for (const Setup& setup : {Setup{"sim", "reorder=0", 2, {}}, Setup{"sim", "reorder=1,virtual_addresses=0", 3, {}}}) {
+    CAPTURE(setup.text());
+    Player writer(setup), owner(setup);
+    Mirrored source(kFar, kFar), target(kFar, kFar);  // sparse: only what is touched takes memory
+    Memory from(4096);
+    Random random(1);
+    from.fill(random);
+    const uint32_t source_region = register_span(writer, source.data, kFar);
+    Memory handle(1);
+    handle.region = register_span(owner, target.data, kFar);
+    const uint32_t remote = writer.remote(owner, handle), counter = owner.counter();
+    const uint32_t remote_counter = writer.remote_counter(owner, counter);
+    uint64_t count = 0;
+    te_error why{};
+    for (const uint64_t edge : {uint64_t{1} << 31, uint64_t{1} << 32, (uint64_t{1} << 32) + (uint64_t{1} << 31), kFar - 4096})
+      for (const uint64_t back : {0, 1, 4096}) {
+        const uint64_t at = edge - back;
+        CAPTURE(at);
+        std::copy_n(from.data(), 4096, source.data + at);
+        std::fill_n(target.data + at, 4096, kPoison);
+        require_ok({te_write(writer.engine, source_region, at, remote, at, 4096, remote_counter, 0, -1, &why), why});
+        REQUIRE(owner.counted(counter, ++count));
+        REQUIRE(std::memcmp(target.data + at, from.data(), 4096) == 0);
+        std::fill_n(target.data + at, 4096, kPoison);
+        const int64_t index = static_cast<int64_t>(at / 7);
+        te_page_args pages{source_region, remote, remote_counter, 0, at % 7, at % 7, 7, 7, 4096, 1, &index, &index, 8, 8};
+        require_ok(writer.pages(pages));
+        REQUIRE(owner.counted(counter, ++count));
+        REQUIRE(std::memcmp(target.data + at, from.data(), 4096) == 0);
+      }
+    CHECK(te_write(writer.engine, source_region, 0, remote, kFar - 10, 11, remote_counter, 0, -1, &why) == nullptr);
+    CHECK(why.status == TE_ERR_RANGE);
+    CHECK(te_region_close(owner.engine, handle.region, kPatience, &why) == TE_OK);
+    writer.free();  // before its memory goes
+    owner.free();
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+TEST_CASE("engine: a write longer than 4 GiB moves all of its bytes and counts one") {
+  constexpr uint64_t kPeriod = uint64_t{1} << 24, kLength = (uint64_t{1} << 32) + 4096;
+  Setup setup{"sim", "reorder=0,max_write=1073741824", 2, {}};
+  Player writer(setup), owner(setup);
+  Mirrored source(kPeriod, kLength), target(kPeriod, kLength);
+  Random random(1);
+  for (uint64_t i = 0; i < kPeriod; ++i) source.data[i] = static_cast<uint8_t>(random.next() >> 32);
+  const uint32_t source_region = register_span(writer, source.data, kLength);
+  Memory handle(1);
+  handle.region = register_span(owner, target.data, kLength);
+  const uint32_t remote = writer.remote(owner, handle), counter = owner.counter();
+  te_error why{};
+  require_ok({te_write(writer.engine, source_region, 0, remote, 0, kLength, writer.remote_counter(owner, counter), 0, -1, &why), why});
+  CHECK(owner.counted(counter, 1));
+  CHECK(writer.peer_info(writer.peer(owner)).write_bytes == kLength);
+  CHECK(std::memcmp(source.data, target.data, kPeriod) == 0);
+  writer.free();
+  owner.free();
+}
+#endif
+
+TEST_CASE("engine: a region of no bytes takes writes of no bytes, which count") {
+  for (const Setup& setup : all_setups()) {
+    CAPTURE(setup.text());
+    Pair pair(setup);
+    Memory nothing(0), null(0);
+    pair.owner.open(nothing);
+    CHECK(te_region_register(pair.owner.engine, nullptr, 0, TE_DEVICE_HOST, 0, &null.region, &pair.owner.error) == TE_OK);
+    uint64_t count = 0;
+    for (const Memory* each : {&nothing, &null}) {
+      if (each->region == TE_NONE) continue;
+      const uint32_t remote = pair.writer.remote(pair.owner, *each);
+      require_ok(pair.writer.write(pair.source, 0, remote, 0, 0, pair.remote_counter));
+      CHECK(pair.owner.counted(pair.counter, ++count));
+      CHECK(pair.writer.write(pair.source, 0, remote, 0, 1, pair.remote_counter).wait() == TE_ERR_RANGE);
+    }
+    CHECK(pair.owner.close(nothing) == TE_OK);
+    CHECK(pair.owner.close(null) == TE_OK);
+  }
 }
 
 TEST_CASE("engine: hundreds of writes in flight at once count once each and all land") {

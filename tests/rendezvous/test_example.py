@@ -147,11 +147,14 @@ with te.Rendezvous(store) as group:
     for turn in range(10):
         assert group.all_gather(b"%d/%d" % (rank, turn)) == [b"%d/%d" % (one, turn) for one in range(size)]
     assert group.broadcast(b"\\x00\\xff" if rank == 1 else None, root=1) == b"\\x00\\xff"
-    try:
-        if rank != 3:
-            group.barrier(timeout_s=1)
-    except te.TransferTimeout as late:
-        assert "rank 3" in str(late), late
+    if rank == 3:
+        store.wait(["late/0", "late/1", "late/2"], timedelta(seconds=30))
+    else:
+        try:
+            group.barrier(timeout_s=0.5)
+        except te.TransferTimeout as late:
+            assert "missing: rank 3 " in str(late), late
+            store.set(f"late/{rank}", "yes")
     group.barrier(timeout_s=30)
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -163,18 +164,34 @@ def test_a_store_that_fails_is_named_with_its_reason() -> None:
         te.Rendezvous(Broken(), 0, 1).barrier()
 
 
-def test_the_store_may_not_be_used_by_a_forked_child() -> None:
-    with te.Rendezvous(rank=0, world_size=1) as rendezvous:
+def test_a_forked_child_can_neither_use_nor_end_what_is_the_parents() -> None:
+    with te.Rendezvous(rank=0, world_size=1, timeout_s=SOON_S) as rendezvous:
         child = os.fork()
         if child == 0:
             try:
                 rendezvous.barrier()
             except te.ForkedEngine:
+                rendezvous.close()
                 os._exit(7)
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         rendezvous.barrier()
+
+
+def test_what_is_dropped_at_once_has_still_told_everybody() -> None:
+    """The rank that serves the store forgets it as soon as it has its answer."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {**os.environ, "TE_RENDEZVOUS": address, "WORLD_SIZE": "3"}
+    program = "import transfer_engine as te; print(te.Rendezvous(timeout_s=60).all_gather(b'x'))"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE
+        )
+        for rank in range(3)
+    ]
+    assert [rank.communicate(timeout=100)[0] for rank in ranks] == [b"[b'x', b'x', b'x']\n"] * 3
 
 
 def test_torch_is_not_imported() -> None:

@@ -124,7 +124,7 @@ def test_what_is_set_stays(on: Machine, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     wished = te.Settings(transport="efa", nics=("rdmap7s0",), core=9)
     assert topology.place(wished) == (wished, None)
-    assert topology.place(te.Settings(transport="shm"))[0] == te.Settings(transport="shm")
+    assert topology.place(te.Settings(transport="sim"))[0] == te.Settings(transport="sim")
 
 
 def test_a_gpu_that_is_not_there_is_refused(on: Machine) -> None:

@@ -43,6 +43,16 @@ def test_the_library_and_the_parser_see_the_same_machine(name: str, tmp_path: Pa
     assert topology.recorded(machine.write_xml(tmp_path / "machine.xml")) == direct
 
 
+def test_a_real_guest_with_one_gpu_and_a_virtual_nic() -> None:
+    """Recorded with hwloc 2.9 on a virtual machine whose devices are all on one flat bus, without NUMA information."""
+    found = topology.recorded(Path(__file__).with_name("recorded") / "one_gpu_guest.xml")
+    assert [(one.model, one.place.numa) for one in found.gpus] == [("10de:2335", 0)]
+    assert [(one.name, one.rdma, one.place.bus_id) for one in found.nics] == [("eth0", None, "0000:00:03.0")]
+    assert topology.distance(found.gpus[0].place, found.nics[0].place) is topology.Distance.HOST_BRIDGE
+    mine = topology.assign(found, 0, 1)
+    assert (mine.nics, mine.core, mine.left_out) == (("eth0",), 1, ())
+
+
 def test_without_the_library_a_recording_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TE_HWLOC", "libno-such-hwloc.so.1")
     found = topology.recorded(standard(8).write_xml(tmp_path / "machine.xml"))

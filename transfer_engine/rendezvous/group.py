@@ -7,10 +7,13 @@ arrive at call n, everybody has finished every call before n.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -24,7 +27,11 @@ from .server import StoreServer
 
 _DEFAULT_TIMEOUT_S = 300.0
 _LINGER_S = 5.0  # how long rank 0 keeps the store for the others when it closes
+_READ_S = 5.0  # to read what is known to be there
 _MOST_NAMED = 16  # ranks in an error's text
+
+
+_all: weakref.WeakSet[Rendezvous] = weakref.WeakSet()
 
 
 class Rendezvous:
@@ -74,12 +81,15 @@ class Rendezvous:
         else:
             self._store = ForeignStore(store)
         instances.opened(place, member)
+        _all.add(self)
 
     @staticmethod
     def serve(
         host: str = "", port: int = 0, *, world_size: int | None = None, token: bytes | None = None
     ) -> StoreServer:
         """A store of its own, for ranks that get its `address` by other ways: Rendezvous(server.address, ...).
+
+        Without a cluster token, everybody who reaches the port may join.
 
         Args:
             host: where to listen: a numeric address; "": on all addresses of this host.
@@ -111,7 +121,7 @@ class Rendezvous:
         _ensure_fits(payload)
         with self._turn("all_gather", payload, timeout_s) as (deadline, begin):
             keys = self._arrive("all_gather", payload, deadline, begin)
-            values = self._store.get(keys, max(0.0, deadline - time.monotonic()) + _LINGER_S)
+            values = self._store.get(keys, max(0.0, deadline - time.monotonic()) + _READ_S)
             self._finish(everybody=True)
             return values
 
@@ -154,7 +164,7 @@ class Rendezvous:
             else:
                 if not self._store.wait([key], max(0.0, deadline - time.monotonic())):
                     raise self._late("broadcast", [root], begin)
-                value = self._store.get([key], _LINGER_S)[0]
+                value = self._store.get([key], _READ_S)[0]
             self._finish(everybody=False)
             return value
 
@@ -171,8 +181,8 @@ class Rendezvous:
         self.close()  # after an error, too: the others' time-outs come a moment later, and the store knows who is late
 
     def __del__(self) -> None:
-        if hasattr(self, "_store"):
-            self._close(0.0)
+        if hasattr(self, "_store"):  # waits, too: the others may not have read what was just told
+            self._close(0.0 if sys.is_finalizing() else _LINGER_S)
 
     def __repr__(self) -> str:
         return f"<te.Rendezvous: rank {self.rank} of {self.world_size}{', closed' if self._closed else ''}>"
@@ -265,6 +275,12 @@ class Rendezvous:
         self._store.close()
         if self._server is not None:
             self._server.close(linger_s)
+
+
+@atexit.register
+def _close_all() -> None:
+    for rendezvous in list(_all):
+        rendezvous.close()
 
 
 def _serve(place: Meeting, job: str, world_size: int, token: bytes | None) -> StoreServer:

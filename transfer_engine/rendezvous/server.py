@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import socket
 import threading
@@ -81,6 +82,7 @@ class StoreServer:
         self._lock = threading.Condition()
         self._open_clients = 0
         self._stopping = False
+        self._process = os.getpid()
         self._listener = _listen(host, port)
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -106,6 +108,8 @@ class StoreServer:
         Args:
             linger_s: seconds to wait for clients that are still connected, so that nobody loses an answer.
         """
+        if self._process != os.getpid():  # a forked child has copies; the server belongs to the parent
+            return
         with self._lock:
             if not self._stopping and linger_s > 0:
                 self._lock.wait_for(lambda: self._open_clients == 0, linger_s)

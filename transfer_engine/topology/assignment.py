@@ -13,7 +13,7 @@ from .model import Topology
 from .policy import MOST_NICS, LeftOut, Plan, Share, plan
 from .processes import LocalProcess
 
-_PINNING = ("efa", "cx7", "tcp")
+_PINNING = ("efa", "cx7", "tcp", "shm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

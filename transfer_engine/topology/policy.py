@@ -110,7 +110,8 @@ def plan(
     if wanted is not None:
         by_name = {nic.name: nic for nic in reversed(known)}
         named = [by_name[name] for name in wanted if name in by_name]
-        messages += [f"{name}: no NIC of this name is known here" for name in wanted if name not in by_name]
+        if transport is None or transport in _RDMA_TRANSPORTS:  # others also take addresses and interfaces without NIC
+            messages += [f"{name}: no NIC of this name is known here" for name in wanted if name not in by_name]
         left_out = [entry for entry in left_out if entry.nic not in wanted]
         left_out += _all_left(candidates, set(wanted), "not among the NICs that the settings name")
         dealt = [list(named) for _ in workers]
