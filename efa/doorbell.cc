@@ -31,7 +31,7 @@ Error failure(const char* what, const std::string& path) {
 MappedPage map_page(const std::string& path, bool writable) {
   const int fd = open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return {};
-  struct stat status {};
+  struct stat status{};
   void* address = MAP_FAILED;
   // A page that is too short would turn the first access into SIGBUS.
   if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&

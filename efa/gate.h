@@ -17,7 +17,8 @@ class Gate {
   // so it steps back while somebody waits.
   void enter() {
     if (!enabled_) return;
-    while (waiting_.load(std::memory_order_relaxed) > 0) [[unlikely]] sched_yield();
+    while (waiting_.load(std::memory_order_relaxed) > 0) [[unlikely]]
+      sched_yield();
     mutex_.lock();
   }
   void leave() {

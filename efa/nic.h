@@ -14,6 +14,7 @@
 #include "efa/doorbell.h"
 #include "efa/gate.h"
 #include "efa/objects.h"
+#include "efa/probe.h"
 #include "efa/receive_pool.h"
 
 namespace te::efa {
@@ -39,7 +40,7 @@ class Nic {
 
   Error open_path(const te_nic_address& remote, PathId* path);
   void close_path(PathId path);
-  bool proven_dead(PathId path) const;
+  bool proven_dead(PathId path);
 
   PostResult post(std::span<const WorkRequest> requests);
   PostResult post_receive(void* buffer, uint64_t length, uint64_t local_key, WorkContext* context);
@@ -59,6 +60,8 @@ class Nic {
     bool open = false;
     bool dirty = false;  // in dirty_: posted to since the last ring_doorbells()
     PeerDoorbell* bell = nullptr;
+    te_nic_address remote{};
+    ConnectProbe probe;  // tcp
   };
 
   // shm: an address that was inserted stays, because removing it while the peer still sends ends in SIGSEGV at our next

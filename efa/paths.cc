@@ -1,5 +1,6 @@
 // Paths: which peers a NIC can post to.
 #include "efa/nic.h"
+#include "native/system.h"
 
 #ifdef TE_HAVE_LIBFABRIC
 namespace te::efa {
@@ -71,6 +72,7 @@ Error Nic::open_path(const te_nic_address& remote, PathId* path) {
   }
   Path opened;
   opened.open = true;
+  opened.remote = remote;
   if (Error error = kind_ == Kind::kShm ? insert_shm(remote, &opened) : insert_address(remote, &opened.address))
     return error;
   if (free_paths_.empty()) {
@@ -82,7 +84,7 @@ Error Nic::open_path(const te_nic_address& remote, PathId* path) {
   const uint32_t index = free_paths_.back();
   free_paths_.pop_back();
   opened.dirty = paths_[index].dirty;  // it may still stand in dirty_
-  paths_[index] = opened;
+  paths_[index] = std::move(opened);
   *path = index;
   return {};
 }
@@ -104,8 +106,11 @@ void Nic::close_path(PathId path) {
   if (slot.in_flight == 0) free_paths_.push_back(static_cast<uint32_t>(path));
 }
 
-bool Nic::proven_dead(PathId path) const {
-  return path < paths_.size() && paths_[path].open && paths_[path].bell != nullptr && paths_[path].bell->proven_dead();
+bool Nic::proven_dead(PathId id) {
+  if (id >= paths_.size() || !paths_[id].open) return false;
+  Path& path = paths_[id];
+  if (kind_ == Kind::kTcp) return path.probe.refused(path.remote, now_ns());
+  return path.bell != nullptr && path.bell->proven_dead();
 }
 
 }  // namespace te::efa

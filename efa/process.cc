@@ -35,7 +35,7 @@ uint64_t start_time_of(int32_t pid) {
 }
 
 uint64_t pid_namespace() {
-  struct stat status {};
+  struct stat status{};
   return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 

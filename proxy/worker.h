@@ -36,7 +36,8 @@ struct Ghost {
   std::vector<uint32_t> regions;  // handles
   std::vector<uint16_t> ids;      // quarantined
   bool dead = false;              // proven; our own queues still have to be drained
-  uint32_t quiet_rounds = 0;      // since then, with nothing polled
+  int64_t dead_since_ns = 0;
+  uint32_t quiet_rounds = 0;  // since then, with nothing polled
 };
 
 class Worker {

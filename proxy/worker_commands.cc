@@ -107,7 +107,8 @@ void Worker::admit(Operation* op) {
     ensure_connecting(peer);  // may fail all that waits, this one included
     return;
   }
-  if (peer.session.their_bye) return fail(op, Status::kPeerLost, "the peer has just disconnected, or is closing its engine");
+  if (peer.session.their_bye)
+    return fail(op, Status::kPeerLost, "the peer has just disconnected, or is closing its engine");
   if (op->kind == OperationKind::kMessage) {
     if (op->length > peer.session.credits.their_queue_bytes / 2)
       return fail(op, Status::kArgument, "the message is longer than the peer accepts");

@@ -4,7 +4,7 @@
 //   1. The holder's word. It stopped, drained and said so (revocation). Needs a peer that answers.
 //   2. New keys. Where the network refuses dead keys, the region is deregistered and registered again; the other holders are
 //      asked to pause first, and attach again afterwards.
-//   3. Proof of death. Where it does not (shm), only the end of the peer's process, plus draining our own queues, is proof. Until then a
+//   3. Proof of death. Where it does not (shm, tcp), only the end of the peer's process, plus draining our own queues, is proof. Until then a
 //      region that the lost peer held stays registered, and fences stay open: slow, but never a false "quiesced".
 #include <algorithm>
 
@@ -14,6 +14,7 @@ namespace te {
 namespace {
 
 constexpr uint32_t kQuietTicks = 4;
+constexpr int64_t kFarewell = 200'000'000;  // for what a dead process had left to its kernel to deliver
 
 Record revoke_record(RecordType type, uint64_t serial, bool temporary) {
   Record record;
@@ -251,9 +252,14 @@ void Worker::watch_ghosts() {
         continue;
       }
     } else {
-      if (!ghost.dead) ghost.dead = ghost.paths_open && provider_.proven_dead(0, ghost.paths[0]);
+      if (!ghost.dead) {
+        // Somebody else at its address is proof as well: the old process no longer has its sockets.
+        ghost.dead = ghost.peer->fate.load(std::memory_order_relaxed) == Fate::kRestarted ||
+                     (ghost.paths_open && provider_.proven_dead(0, ghost.paths[0]));
+        ghost.dead_since_ns = now_;
+      }
       ghost.quiet_rounds = ghost.dead && !polled_something_ ? ghost.quiet_rounds + 1 : 0;
-      if (ghost.quiet_rounds < kQuietTicks) {
+      if (ghost.quiet_rounds < kQuietTicks || now_ - ghost.dead_since_ns < kFarewell) {
         ++i;
         continue;
       }

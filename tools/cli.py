@@ -20,12 +20,14 @@ import transfer_engine as te
 
 from . import bench as benchmark
 from . import report, sweep
+from .doctor.command import doctor
 from .loopback import Progress, run_sweep
 from .results import Exit, TransportResult
 from .runner import Options, chosen_transports, run_transport
 from .serve import serve_clients
 from .session import Session
 from .sweep import Row
+from .topo import topo
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Show = Callable[[Console, TransportResult], None]
@@ -195,6 +197,10 @@ def serve(transport: str | None, nics: int | str | None, once: bool, as_json: bo
         click.echo(json.dumps({"address": address}) if as_json else f"transfer-engine loopback {address}")
         sys.stdout.flush()
         return serve_clients(engine, once=once, log=lambda text: click.echo(text, err=True))
+
+
+group.add_command(doctor)
+group.add_command(topo)
 
 
 def _run(command: str, options: Options, rows: list[Row], steps: int, work: _Work, show: _Show | None) -> int:

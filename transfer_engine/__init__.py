@@ -3,6 +3,9 @@
 `import transfer_engine as te`; start with `te.Engine`. Importing needs no NIC, no GPU, no RDMA library and no torch.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from . import errors
 from ._version import __version__
 from .address import Address
@@ -39,6 +42,10 @@ from .probing import probe
 from .settings import Settings
 from .transfers import Transfer
 
+if TYPE_CHECKING:
+    from . import rendezvous, topology
+    from .rendezvous import Rendezvous
+
 __all__ = [
     "Address",
     "ArgumentError",
@@ -69,6 +76,7 @@ __all__ = [
     "RegistrationError",
     "RemoteAccessError",
     "RemoteSlice",
+    "Rendezvous",
     "ResourceExhausted",
     "Settings",
     "Transfer",
@@ -81,4 +89,17 @@ __all__ = [
     "__version__",
     "errors",
     "probe",
+    "rendezvous",
+    "topology",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Modules that most programs do not need are loaded on first use."""
+    if name == "Rendezvous":
+        from .rendezvous import Rendezvous
+
+        return Rendezvous
+    if name in ("rendezvous", "topology"):
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -42,15 +42,19 @@ std::optional<Identity> identity(std::string_view hex) {
 }
 
 std::optional<Fate> fate(std::string_view name) {
-  constexpr std::pair<std::string_view, Fate> kNames[] = {
-      {"clean", Fate::kClean}, {"unknown", Fate::kUnknown}, {"partial", Fate::kPartial},
-      {"landed", Fate::kLanded}, {"late", Fate::kLate}};
+  constexpr std::pair<std::string_view, Fate> kNames[] = {{"clean", Fate::kClean},
+                                                          {"unknown", Fate::kUnknown},
+                                                          {"partial", Fate::kPartial},
+                                                          {"landed", Fate::kLanded},
+                                                          {"late", Fate::kLate}};
   for (const auto& [known, value] : kNames)
     if (name == known) return value;
   return std::nullopt;
 }
 
-Error malformed(const std::string& usage) { return Error(Status::kArgument, "sim command: expected \"" + usage + "\""); }
+Error malformed(const std::string& usage) {
+  return Error(Status::kArgument, "sim command: expected \"" + usage + "\"");
+}
 
 Error run_nic(Host& host, const Words& words) {
   const std::optional<uint64_t> index = words.size() == 2 ? number(words[1]) : std::nullopt;
@@ -77,10 +81,8 @@ Error run_partition(Fabric& fabric, Host& host, const Words& words) {
     return {};
   }
   if (!other) return malformed(std::string(words[0]) + " IDENTITY (32 hex digits)");
-  if (words[0] == "heal")
-    fabric.heal(host.identity, *other);
-  else
-    fabric.partition(host.identity, *other);
+  if (words[0] == "heal") fabric.heal(host.identity, *other);
+  else fabric.partition(host.identity, *other);
   return {};
 }
 
@@ -108,10 +110,13 @@ Error stats(const Host& host) {
   for (const auto& nic : host.nics) in_flight += nic->in_flight();
   const Counts& counts = host.counts;
   const std::pair<const char*, uint64_t> values[] = {
-      {"writes", counts.writes}, {"immediates", counts.immediates}, {"reads", counts.reads}, {"sends", counts.sends},
-      {"errors", counts.errors}, {"busy", counts.busy}, {"not_ready", counts.not_ready}, {"flipped", counts.flipped},
-      {"stale_live", counts.stale_live}, {"stale_shadow", counts.stale_shadow}, {"stale_lost", counts.stale_lost},
-      {"overruns", counts.overruns}, {"tampered", counts.tampered}, {"in_flight", in_flight}};
+      {"writes", counts.writes},         {"immediates", counts.immediates},
+      {"reads", counts.reads},           {"sends", counts.sends},
+      {"errors", counts.errors},         {"busy", counts.busy},
+      {"not_ready", counts.not_ready},   {"flipped", counts.flipped},
+      {"stale_live", counts.stale_live}, {"stale_shadow", counts.stale_shadow},
+      {"stale_lost", counts.stale_lost}, {"overruns", counts.overruns},
+      {"tampered", counts.tampered},     {"in_flight", in_flight}};
   std::string text;
   for (const auto& [name, value] : values)
     text.append(text.empty() ? "" : " ").append(name).append("=").append(std::to_string(value));

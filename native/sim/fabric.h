@@ -30,10 +30,10 @@ using Identity = std::array<uint8_t, 16>;
 // on its way to a dead process never lands in its successor.
 struct Endpoint {
   std::string address;
-  Nic* nic = nullptr;            // null: nobody answers
-  uint64_t incarnation = 0;      // counts attachments; 0: never attached
-  uint64_t killed_through = 0;   // incarnations up to this one were killed (or replaced)
-  uint64_t silent_through = 0;   // likewise, and their peers are not told
+  Nic* nic = nullptr;           // null: nobody answers
+  uint64_t incarnation = 0;     // counts attachments; 0: never attached
+  uint64_t killed_through = 0;  // incarnations up to this one were killed (or replaced)
+  uint64_t silent_through = 0;  // likewise, and their peers are not told
 
   // Paths that hold stalled operations towards this place. NICs are named by serial, as they may be gone by then.
   struct Waiter {

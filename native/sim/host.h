@@ -25,10 +25,10 @@ enum class Fate : uint8_t {
 
 struct Counts {
   uint64_t writes = 0, immediates = 0, reads = 0, sends = 0;  // landed, as seen by the initiator
-  uint64_t errors = 0;        // completions with an error
-  uint64_t busy = 0;          // posts refused for now
-  uint64_t not_ready = 0;     // sends that met no posted receive
-  uint64_t flipped = 0;       // pieces damaged by flip_next
+  uint64_t errors = 0;                                        // completions with an error
+  uint64_t busy = 0;                                          // posts refused for now
+  uint64_t not_ready = 0;                                     // sends that met no posted receive
+  uint64_t flipped = 0;                                       // pieces damaged by flip_next
   uint64_t stale_live = 0;    // dead keys used here that landed in memory registered again under another key
   uint64_t stale_shadow = 0;  // dead keys used here that landed in memory that is no longer registered (in its shadow)
   uint64_t stale_lost = 0;    // dead keys used here that vanished with success
@@ -46,8 +46,8 @@ struct Host {
 
   bool paused = false;
   bool killed = false;
-  uint64_t errors_due = 0;          // the next so many writes fail ...
-  Fate errors_fate = Fate::kGood;   // ... in this manner; kGood: by chance
+  uint64_t errors_due = 0;             // the next so many writes fail ...
+  Fate errors_fate = Fate::kGood;      // ... in this manner; kGood: by chance
   std::optional<uint64_t> fail_after;  // so many writes leave before errors_due counts
   uint64_t flips_due = 0;
   uint64_t registration_failures_due = 0;

@@ -44,8 +44,8 @@ bool Nic::depart(Operation& op) {
     fail(op, Status::kTransport, op.fate != Fate::kClean, EIO);
     return false;
   }
-  const bool early = op.fate == Fate::kLate ||
-                     (op.fate == Fate::kGood && request.opcode != Opcode::kRead && !host_.capabilities.delivery_complete);
+  const bool early = op.fate == Fate::kLate || (op.fate == Fate::kGood && request.opcode != Opcode::kRead &&
+                                                !host_.capabilities.delivery_complete);
   if (early) leave_early(op);
   return !early;
 }
@@ -72,7 +72,8 @@ void Nic::leave_early(Operation& op) {
 const std::byte* Nic::source(const Operation& op) const {
   if (op.reported) return op.snapshot.data();
   const WorkRequest& request = op.request;
-  return covers(request.local_key, request.local, request.length) ? static_cast<const std::byte*>(request.local) : nullptr;
+  return covers(request.local_key, request.local, request.length) ? static_cast<const std::byte*>(request.local)
+                                                                  : nullptr;
 }
 
 // --- landing --------------------------------------------------------------------------------------------------------
@@ -188,8 +189,9 @@ Nic::Placed Nic::locate(const Operation& op, Nic& target, std::byte** memory) {
   if (request.length == 0) return Placed::kYes;  // as on InfiniBand: nothing is touched, no key is checked
   const bool enforced = target.host_.options.keys_enforced;
   const bool lands = target.host_.options.stale_keys_land;
-  const auto entry = request.remote_key >> 32 != 0 ? target.registrations_.end()
-                                                   : target.registrations_.find(static_cast<uint32_t>(request.remote_key));
+  const auto entry = request.remote_key >> 32 != 0
+                         ? target.registrations_.end()
+                         : target.registrations_.find(static_cast<uint32_t>(request.remote_key));
   const bool known = entry != target.registrations_.end();
   if (known && entry->second.live) {
     Registration& registration = entry->second;

@@ -88,10 +88,8 @@ Error Nic::deregister_memory(const MemoryKey& key) {
   const auto entry = registrations_.find(static_cast<uint32_t>(key.remote_key));
   if (key.remote_key >> 32 != 0 || entry == registrations_.end() || !entry->second.live)
     return Error(Status::kRegistration, "this key is not registered (any more)", EINVAL, static_cast<int>(index_));
-  if (host_.options.keys_enforced)
-    registrations_.erase(entry);
-  else
-    entry->second.live = false;  // its span is still needed to judge writes with the dead key
+  if (host_.options.keys_enforced) registrations_.erase(entry);
+  else entry->second.live = false;  // its span is still needed to judge writes with the dead key
   return {};
 }
 

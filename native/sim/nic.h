@@ -164,7 +164,7 @@ class Nic {
   void wake_path(Path& path);
   void activate();
   Reach reach(const Operation& op) const;
-  bool queue(const Completion& completion);  // false: the completion queue ran over, and this NIC is dead
+  bool queue(const Completion& completion);           // false: the completion queue ran over, and this NIC is dead
   void queue_own(Path& path, Completion completion);  // never lost: an overrun turns it into an error
   void queue_event(const Completion& completion);
   bool has_room() const;
@@ -203,7 +203,7 @@ class Nic {
   std::atomic<bool> active_{false};
 
   std::unordered_map<uint32_t, Registration> registrations_;
-  std::vector<std::unique_ptr<Path>> paths_;  // by the low half of PathId; never reused
+  std::vector<std::unique_ptr<Path>> paths_;             // by the low half of PathId; never reused
   std::unordered_map<const Endpoint*, uint32_t> known_;  // how many paths lead there
   std::deque<Receive> receives_;
   std::deque<Entry> completions_;
@@ -211,8 +211,8 @@ class Nic {
 
   uint64_t tick_ = 0;
   uint64_t operation_serial_ = 0;
-  uint64_t in_flight_ = 0;   // not yet reported
-  uint64_t unfinished_ = 0;  // these and what has yet to land though reported
+  uint64_t in_flight_ = 0;            // not yet reported
+  uint64_t unfinished_ = 0;           // these and what has yet to land though reported
   std::vector<Operation*> schedule_;  // heap
   std::vector<PathId> ready_;         // paths whose stalled operations may go on
   std::vector<std::unique_ptr<Operation>> pool_;

@@ -33,10 +33,8 @@ void Nic::progress() {
     Operation& op = *schedule_.back();
     schedule_.pop_back();
     op.scheduled = false;
-    if (op.path == nullptr)
-      recycle(&op);  // cancelled
-    else
-      advance(op);
+    if (op.path == nullptr) recycle(&op);  // cancelled
+    else advance(op);
   }
 }
 
@@ -48,10 +46,14 @@ void Nic::advance(Operation& op) {
   if (!op.departed && !depart(op)) return;
   if (host_.paused && op.stage == Stage::kReady) return stall(op);
   switch (reach(op)) {
-    case Reach::kSilent: return stall(op);
-    case Reach::kLost: return fail(op, Status::kPeerLost, op.begun(), ECONNRESET);
-    case Reach::kDown: return fail(op, Status::kTransport, op.begun(), EHOSTUNREACH);
-    case Reach::kOpen: break;
+    case Reach::kSilent:
+      return stall(op);
+    case Reach::kLost:
+      return fail(op, Status::kPeerLost, op.begun(), ECONNRESET);
+    case Reach::kDown:
+      return fail(op, Status::kTransport, op.begun(), EHOSTUNREACH);
+    case Reach::kOpen:
+      break;
   }
   if (op.stage == Stage::kReady) return land(op, *op.path->endpoint->nic);
   report(op, Status::kOk, false, 0);

@@ -8,21 +8,21 @@ namespace te::sim {
 namespace {
 
 struct Whole {
-  uint64_t Options::*member;
+  uint64_t Options::* member;
   uint64_t low, high;
 };
 struct OptionalWhole {
-  std::optional<uint64_t> Options::*member;
+  std::optional<uint64_t> Options::* member;
   uint64_t low, high;
 };
 struct Flag {
-  bool Options::*member;
+  bool Options::* member;
 };
 struct Chance {
-  double Options::*member;
+  double Options::* member;
 };
 struct Name {
-  std::string Options::*member;
+  std::string Options::* member;
 };
 
 struct Field {
@@ -65,7 +65,8 @@ bool parse_number(std::string_view text, T* out) {
 
 bool is_name(std::string_view text) {
   return !text.empty() && text.size() <= kMaxName && std::all_of(text.begin(), text.end(), [](unsigned char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
   });
 }
 
@@ -110,7 +111,8 @@ std::string assign(const Name& kind, std::string_view text, Options* out) {
 Error parse_pair(std::string_view pair, Options* out) {
   const size_t equals = pair.find('=');
   const std::string key(pair.substr(0, equals));
-  const auto* field = std::find_if(std::begin(kFields), std::end(kFields), [&](const Field& f) { return f.key == key; });
+  const auto* field =
+      std::find_if(std::begin(kFields), std::end(kFields), [&](const Field& f) { return f.key == key; });
   if (field == std::end(kFields)) {
     std::string known;
     for (const Field& each : kFields) known.append(known.empty() ? "" : ", ").append(each.key);
@@ -120,7 +122,8 @@ Error parse_pair(std::string_view pair, Options* out) {
   const std::string_view value = pair.substr(equals + 1);
   const std::string allowed = std::visit([&](const auto& kind) { return assign(kind, value, out); }, field->kind);
   if (allowed.empty()) return {};
-  return Error(Status::kConfig, "sim option " + key + "=\"" + std::string(value) + "\" is not allowed; it takes " + allowed);
+  return Error(Status::kConfig,
+               "sim option " + key + "=\"" + std::string(value) + "\" is not allowed; it takes " + allowed);
 }
 
 }  // namespace

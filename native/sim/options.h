@@ -14,9 +14,9 @@ struct Options {
   uint64_t seed = 1;
 
   // --- schedule: time is counted in polls of the NIC that posted ---
-  bool reorder = true;     // land and complete in random order; false: strict order per NIC and path
-  uint64_t delay = 0;      // each operation waits 0..delay polls before it lands, and as long for its completion
-  uint64_t mtu = 8192;     // longer writes and reads land in pieces (at most kMaxPieces), one a poll
+  bool reorder = true;            // land and complete in random order; false: strict order per NIC and path
+  uint64_t delay = 0;             // each operation waits 0..delay polls before it lands, and as long for its completion
+  uint64_t mtu = 8192;            // longer writes and reads land in pieces (at most kMaxPieces), one a poll
   bool delivery_complete = true;  // false: completions are reported when an operation leaves, before it lands
 
   // --- limits ---

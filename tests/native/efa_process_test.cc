@@ -154,8 +154,7 @@ TEST_SUITE("efa") {
   }
 
   TEST_CASE("the process keeps its own signal handlers") {
-    struct sigaction before {
-    }, after{};
+    struct sigaction before{}, after{};
     sigaction(SIGTERM, nullptr, &before);
     Side side("shm");
     sigaction(SIGTERM, nullptr, &after);

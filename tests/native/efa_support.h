@@ -176,8 +176,7 @@ struct Pair {
     b.connect(a.exported());
   }
   bool run(const std::function<bool()>& done, double seconds = 20) {
-    return until(
-        done, [&] { a.step(), b.step(); }, seconds);
+    return until(done, [&] { a.step(), b.step(); }, seconds);
   }
 };
 

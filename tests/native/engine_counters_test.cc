@@ -92,7 +92,8 @@ TEST_CASE("engine: many writers share one counter, and one writer uses many") {
     Memory& source = writer.memory(4096);
     const uint32_t remote = writer.remote(owner, target);
     for (int i = 0; i < 100; ++i)
-      transfers.push_back(writer.write(source, 0, remote, 0, i % 3 == 0 ? 4096 : 10, writer.remote_counter(owner, counters[static_cast<size_t>(i % 10)])));
+      transfers.push_back(writer.write(source, 0, remote, 0, i % 3 == 0 ? 4096 : 10,
+                                       writer.remote_counter(owner, counters[static_cast<size_t>(i % 10)])));
   }
   for (Transfer& t : transfers) REQUIRE(t.wait() == TE_OK);
   for (const uint32_t counter : counters) CHECK(owner.counted(counter, 50));
@@ -108,7 +109,8 @@ TEST_CASE("engine: a closed counter ends its waits, refuses new ones and refuses
       te_error why{};
       waited = te_counter_wait(pair.owner.engine, pair.counter, 99, kPatience, nullptr, 0, &why);
     });
-    TE_CHECK_STATUS(te_counter_close(pair.owner.engine, pair.counter, kPatience, &pair.owner.error), TE_OK, pair.owner.error);
+    TE_CHECK_STATUS(te_counter_close(pair.owner.engine, pair.counter, kPatience, &pair.owner.error), TE_OK,
+                    pair.owner.error);
     waiter.join();
     CHECK(waited == TE_ERR_CLOSED);
     CHECK(reached.wait() == TE_ERR_CLOSED);
@@ -123,13 +125,16 @@ TEST_CASE("engine: a closed counter ends its waits, refuses new ones and refuses
   }
 }
 
-TEST_CASE("engine: writes that race the closing of their counter end well or with REGION_CLOSED, and spoil no other counter") {
+TEST_CASE(
+    "engine: writes that race the closing of their counter end well or with REGION_CLOSED, and spoil no other "
+    "counter") {
   for (int seed = 1; seed <= scaled(20); ++seed) {
     Pair pair({"sim", "reorder=1,delay=3,seed=" + std::to_string(seed), static_cast<uint32_t>(1 + seed % 3), {}});
     require_ok(pair.write(0, 0, 1));
     std::vector<Transfer> transfers;
     for (int i = 0; i < 30; ++i) transfers.push_back(pair.write(0, 0, 3000));
-    TE_CHECK_STATUS(te_counter_close(pair.owner.engine, pair.counter, kPatience, &pair.owner.error), TE_OK, pair.owner.error);
+    TE_CHECK_STATUS(te_counter_close(pair.owner.engine, pair.counter, kPatience, &pair.owner.error), TE_OK,
+                    pair.owner.error);
     const uint32_t fresh = pair.owner.counter();  // may get the id that has just been freed
     for (Transfer& t : transfers) {
       const int32_t status = t.wait();
@@ -159,7 +164,8 @@ TEST_CASE("engine: counter ids used by a peer, closed and opened again do not ru
     for (int i = 0; i < scaled(1500 / kSlowness); ++i) {
       const uint32_t counter = pair.owner.counter();
       const uint32_t remote = pair.writer.remote_counter(pair.owner, counter);
-      const uint64_t writes = static_cast<uint64_t>(1 + i % 3);  // at least one, so that the writer's handle is revoked and given back
+      const uint64_t writes =
+          static_cast<uint64_t>(1 + i % 3);  // at least one, so that the writer's handle is revoked and given back
       for (uint64_t k = 0; k < writes; ++k) require_ok(pair.writer.write(pair.source, 0, pair.remote, 0, 10, remote));
       REQUIRE(pair.owner.counted(counter, writes));
       REQUIRE(te_counter_close(pair.owner.engine, counter, kPatience, &pair.owner.error) == TE_OK);

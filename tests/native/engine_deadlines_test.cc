@@ -71,8 +71,8 @@ TEST_CASE("engine: cancel ends a transfer at once and tells the truth about its 
 
 TEST_CASE("engine: cancelling hundreds of writes at random leaves counter and windows right") {
   for (int seed = 1; seed <= scaled(6); ++seed) {
-    Pair pair({"sim", "delay=4,seed=" + std::to_string(seed) + (seed % 2 == 0 ? ",reorder=0" : ""), static_cast<uint32_t>(1 + seed % 3),
-               [](te_settings& s) {
+    Pair pair({"sim", "delay=4,seed=" + std::to_string(seed) + (seed % 2 == 0 ? ",reorder=0" : ""),
+               static_cast<uint32_t>(1 + seed % 3), [](te_settings& s) {
                  s.immediate_window = 8;
                  s.assembly_slots = 3;
                }});
@@ -139,7 +139,8 @@ TEST_CASE("engine: a write that stays stuck becomes quiesced by the owner's fenc
   CHECK(t.wait_quiesced());
   // Short writes go over one NIC at a time; those over NIC 0 work with the new keys.
   bool one_worked = false;
-  for (int i = 0; i < 4; ++i) one_worked |= writer.write(source, 0, remote, 0, 50, TE_NONE, 0, 200 * kMs).wait() == TE_OK;
+  for (int i = 0; i < 4; ++i)
+    one_worked |= writer.write(source, 0, remote, 0, 50, TE_NONE, 0, 200 * kMs).wait() == TE_OK;
   CHECK(one_worked);
   // The stuck request cannot land any more, so it cannot hold up the owner either.
   TE_CHECK_STATUS(owner.close(target, kPatience / 3), TE_OK, owner.error);
@@ -157,7 +158,8 @@ TEST_CASE("engine: other transfers are not hurt by the fence that one stuck tran
   const uint32_t counter = owner.counter();
   Player dead(setup);
   dead.inject("kill");
-  const uint32_t remote = writer.remote(with_dead_nic(owner.describe(target), dead)), remote_counter = writer.remote_counter(owner, counter);
+  const uint32_t remote = writer.remote(with_dead_nic(owner.describe(target), dead)),
+                 remote_counter = writer.remote_counter(owner, counter);
   // Writes alternate between the NICs; every second one hangs.
   std::vector<Transfer> first;
   for (int i = 0; i < 2; ++i) first.push_back(writer.write(source, 0, remote, 0, 100, remote_counter, 0, 50 * kMs));
@@ -180,7 +182,8 @@ TEST_CASE("engine: other transfers are not hurt by the fence that one stuck tran
 // --- fences ------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("engine: fencing a living peer hurts none of its writes") {
-  for (const char* sim : {"reorder=0,delay=2", "reorder=1,delay=3", "reorder=1,delay=2,keys_enforced=0", "reorder=0,stale_keys_land=1"})
+  for (const char* sim :
+       {"reorder=0,delay=2", "reorder=1,delay=3", "reorder=1,delay=2,keys_enforced=0", "reorder=0,stale_keys_land=1"})
     for (const uint32_t nics : {1u, 3u}) {
       CAPTURE(std::string(sim));
       CAPTURE(nics);
@@ -235,7 +238,9 @@ TEST_CASE("engine: fencing a peer that does not answer takes its keys away, and 
     }
 }
 
-TEST_CASE("engine: where the network enforces no keys, the fence of a silent peer tells the truth: not certain until it is proven dead") {
+TEST_CASE(
+    "engine: where the network enforces no keys, the fence of a silent peer tells the truth: not certain until it is "
+    "proven dead") {
   for (const char* network : {"keys_enforced=0", "stale_keys_land=1"}) {
     CAPTURE(std::string(network));
     Pair pair(short_lived(network, 1));

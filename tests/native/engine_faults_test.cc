@@ -21,7 +21,8 @@ uint64_t stat(Player& player, const std::string& name) {
 // Whatever the writer still had on its way to the owner has been polled there: later requests on every NIC have been counted, and
 // completion queues keep order. Rounds cover what a reordering fabric delays.
 struct Marker {
-  explicit Marker(Pair& pair) : pair(pair), counter(pair.owner.counter()), remote(pair.writer.remote_counter(pair.owner, counter)) {}
+  explicit Marker(Pair& pair)
+      : pair(pair), counter(pair.owner.counter()), remote(pair.writer.remote_counter(pair.owner, counter)) {}
   void settle() {
     for (int round = 0; round < 12; ++round) {
       require_ok(pair.writer.write(pair.source, 0, pair.remote, 0, kBytes / 2, remote));
@@ -105,10 +106,12 @@ TEST_CASE("engine: hundreds of failures with known outcome use up neither slots 
     for (const uint32_t nics : {1u, 3u}) {
       CAPTURE(std::string(order));
       CAPTURE(nics);
-      Pair pair({"sim", order, nics, [](te_settings& s) {
+      Pair pair({"sim", order, nics,
+                 [](te_settings& s) {
                    s.assembly_slots = 4;
                    s.immediate_window = 8;
-                 }}, kBytes);
+                 }},
+                kBytes);
       for (int i = 0; i < scaled(300); ++i) {
         pair.writer.inject("error_next 1 clean");
         Transfer t = pair.write(0, 0, 8000, true, 0, kPatience / 3);
@@ -127,10 +130,12 @@ TEST_CASE("engine: hundreds of failures with unknown outcome use up neither slot
         CAPTURE(std::string(order));
         CAPTURE(std::string(fate));
         CAPTURE(nics);
-        Pair pair({"sim", order, nics, [](te_settings& s) {
+        Pair pair({"sim", order, nics,
+                   [](te_settings& s) {
                      s.assembly_slots = 4;
                      s.immediate_window = 8;
-                   }}, kBytes);
+                   }},
+                  kBytes);
         for (int i = 0; i < scaled(300); ++i) {
           pair.writer.inject("error_next 1 " + std::string(fate));
           Transfer t = pair.write(0, 0, 8000, true, 0, kPatience / 6);
@@ -152,10 +157,12 @@ TEST_CASE("engine: writes that land in spite of an error count at most once and 
         CAPTURE(std::string(order));
         CAPTURE(std::string(fate));
         CAPTURE(nics);
-        Pair pair({"sim", order, nics, [](te_settings& s) {
+        Pair pair({"sim", order, nics,
+                   [](te_settings& s) {
                      s.assembly_slots = 4;
                      s.immediate_window = 8;
-                   }}, kBytes);
+                   }},
+                  kBytes);
         Marker marker(pair);
         const int failures = scaled(100);
         for (int i = 0; i < failures; ++i) {
@@ -179,12 +186,26 @@ TEST_CASE("engine: failures in the middle of page lists and of long writes count
           CAPTURE(std::string(fate));
           CAPTURE(nics);
           CAPTURE(how);
-          Pair pair({"sim", std::string(order) + ",mtu=64", nics, [how](te_settings& s) { s.page_immediates = how; }}, kBytes);
+          Pair pair({"sim", std::string(order) + ",mtu=64", nics, [how](te_settings& s) { s.page_immediates = how; }},
+                    kBytes);
           constexpr uint64_t kPages = 60, kPage = 200;
           std::vector<int32_t> order_of_pages(kPages);
-          for (int32_t i = 0; i < static_cast<int32_t>(kPages); ++i) order_of_pages[static_cast<size_t>(i)] = (i * 7) % static_cast<int32_t>(kPages);
-          const te_page_args args{pair.source.region, pair.remote, pair.remote_counter, 0, 0, 0, kPage, kPage, kPage, kPages,
-                                  order_of_pages.data(), order_of_pages.data(), 4, 4};
+          for (int32_t i = 0; i < static_cast<int32_t>(kPages); ++i)
+            order_of_pages[static_cast<size_t>(i)] = (i * 7) % static_cast<int32_t>(kPages);
+          const te_page_args args{pair.source.region,
+                                  pair.remote,
+                                  pair.remote_counter,
+                                  0,
+                                  0,
+                                  0,
+                                  kPage,
+                                  kPage,
+                                  kPage,
+                                  kPages,
+                                  order_of_pages.data(),
+                                  order_of_pages.data(),
+                                  4,
+                                  4};
           Marker marker(pair);
           for (int skip = 0; skip < 70; skip += 9) {
             marker.settle();
@@ -206,20 +227,26 @@ TEST_CASE("engine: failures in the middle of page lists and of long writes count
         }
 }
 
-TEST_CASE("engine: a noisy fabric: every transfer ends, and the counter is the number of successes and at most the uncertain ones more") {
+TEST_CASE(
+    "engine: a noisy fabric: every transfer ends, and the counter is the number of successes and at most the uncertain "
+    "ones more") {
   for (int seed = 1; seed <= scaled(6); ++seed) {
-    const std::string sim = "error=0.03,busy=0.1,delay=3,mtu=200,seed=" + std::to_string(seed) + (seed % 2 == 0 ? ",reorder=0" : ",reorder=1");
+    const std::string sim = "error=0.03,busy=0.1,delay=3,mtu=200,seed=" + std::to_string(seed) +
+                            (seed % 2 == 0 ? ",reorder=0" : ",reorder=1");
     CAPTURE(std::string(sim));
-    Pair pair({"sim", sim, static_cast<uint32_t>(1 + seed % 4), [](te_settings& s) { s.peer_timeout_ns = kPatience; }}, kBytes);
+    Pair pair({"sim", sim, static_cast<uint32_t>(1 + seed % 4), [](te_settings& s) { s.peer_timeout_ns = kPatience; }},
+              kBytes);
     uint64_t good = 0, bad = 0;
     for (int i = 0; i < scaled(100); ++i) {
       std::vector<Transfer> transfers;
-      for (uint64_t k = 0; k < 8; ++k) transfers.push_back(pair.write(k * 8000, k * 8000, 500 * (k + 1), true, 0, kPatience / 3));
+      for (uint64_t k = 0; k < 8; ++k)
+        transfers.push_back(pair.write(k * 8000, k * 8000, 500 * (k + 1), true, 0, kPatience / 3));
       for (uint64_t k = 0; k < 8; ++k) {
         const int32_t status = transfers[k].wait();
         REQUIRE_MESSAGE((status == TE_OK || status == TE_ERR_TRANSPORT), name_of(status), ": ", transfers[k].message());
         (status == TE_OK ? good : bad)++;
-        if (status == TE_OK && !pair.landed(k * 8000, k * 8000, 500 * (k + 1))) FAIL("a write that was reported done is not in memory");
+        if (status == TE_OK && !pair.landed(k * 8000, k * 8000, 500 * (k + 1)))
+          FAIL("a write that was reported done is not in memory");
       }
     }
     REQUIRE(pair.owner.wait(pair.counter, good) == TE_OK);
@@ -267,13 +294,15 @@ TEST_CASE("engine: a refused registration says so and leaves nothing behind") {
     player.inject("register_fail 1");
     uint32_t region = 77;
     te_error why{};
-    CHECK(te_region_register(player.engine, memory.data(), memory.size, TE_DEVICE_HOST, 0, &region, &why) == TE_ERR_REGISTRATION);
+    CHECK(te_region_register(player.engine, memory.data(), memory.size, TE_DEVICE_HOST, 0, &region, &why) ==
+          TE_ERR_REGISTRATION);
     CHECK(region == 77);
     CHECK(why.nic == 0);
     CHECK(player.stats().regions == 0);
   }
   uint32_t region = TE_NONE;
-  CHECK(te_region_register(player.engine, memory.data(), memory.size, TE_DEVICE_HOST, 0, &region, &player.error) == TE_OK);
+  CHECK(te_region_register(player.engine, memory.data(), memory.size, TE_DEVICE_HOST, 0, &region, &player.error) ==
+        TE_OK);
   CHECK(te_region_close(player.engine, region, kPatience, &player.error) == TE_OK);
 }
 
@@ -309,16 +338,21 @@ TEST_CASE("engine: many senders do not overrun a receiver's completion queue") {
     Player& sender = *senders.back();
     sender.memory(4096);
     require_ok(sender.connect(sender.peer(owner)));
-    require_ok(sender.write(*sender.memories[0], 0, sender.remote(owner, target), 0, 16, sender.remote_counter(owner, counter)));
+    require_ok(sender.write(*sender.memories[0], 0, sender.remote(owner, target), 0, 16,
+                            sender.remote_counter(owner, counter)));
   }
   // Held back, then all at once.
   for (auto& sender : senders) sender->inject("pause");
   constexpr int kEach = 600;
   for (auto& sender : senders)
     for (int i = 0; i < kEach; ++i)
-      transfers.push_back(sender->write(*sender->memories[0], 0, sender->remote(owner, target), 0, 16, sender->remote_counter(owner, counter)));
+      transfers.push_back(sender->write(*sender->memories[0], 0, sender->remote(owner, target), 0, 16,
+                                        sender->remote_counter(owner, counter)));
   for (auto& sender : senders) sender->inject("resume");
-  CHECK(eventually([&] { return stat(owner, "overruns") > 0 || std::all_of(transfers.begin(), transfers.end(), [](Transfer& t) { return t.ended(); }); }));
+  CHECK(eventually([&] {
+    return stat(owner, "overruns") > 0 ||
+           std::all_of(transfers.begin(), transfers.end(), [](Transfer& t) { return t.ended(); });
+  }));
   REQUIRE(stat(owner, "overruns") == 0);
   for (Transfer& t : transfers) {
     const int32_t status = t.wait();

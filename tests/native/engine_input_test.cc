@@ -75,10 +75,23 @@ std::string in_child(const std::function<int32_t(te_engine*)>& call) {
 TEST_CASE("engine: input: ranges outside a region, 64-bit overflow included, are refused with RANGE") {
   Pair pair({"sim", "", 2, {}}, kBytes);
   require_ok(pair.write(0, 0, kBytes));
-  for (const auto& [source, target, length] : std::vector<std::array<uint64_t, 3>>{
-           {0, 0, kBytes + 1}, {1, 0, kBytes}, {0, 1, kBytes}, {kBytes, 0, 1}, {0, kBytes, 1}, {kBytes + 1, 0, 0}, {0, kBytes + 1, 0},
-           {kMax, 0, 1}, {0, kMax, 1}, {kMax - 4, 0, 8}, {0, kMax - 4, 8}, {8, 0, kMax - 4}, {0, 8, kMax - 4}, {0, 0, kMax},
-           {kMax, kMax, kMax}, {uint64_t{1} << 63, 0, uint64_t{1} << 63}}) {
+  for (const auto& [source, target, length] :
+       std::vector<std::array<uint64_t, 3>>{{0, 0, kBytes + 1},
+                                            {1, 0, kBytes},
+                                            {0, 1, kBytes},
+                                            {kBytes, 0, 1},
+                                            {0, kBytes, 1},
+                                            {kBytes + 1, 0, 0},
+                                            {0, kBytes + 1, 0},
+                                            {kMax, 0, 1},
+                                            {0, kMax, 1},
+                                            {kMax - 4, 0, 8},
+                                            {0, kMax - 4, 8},
+                                            {8, 0, kMax - 4},
+                                            {0, 8, kMax - 4},
+                                            {0, 0, kMax},
+                                            {kMax, kMax, kMax},
+                                            {uint64_t{1} << 63, 0, uint64_t{1} << 63}}) {
     CAPTURE(source);
     CAPTURE(target);
     CAPTURE(length);
@@ -89,20 +102,23 @@ TEST_CASE("engine: input: ranges outside a region, 64-bit overflow included, are
   check_usable(pair);
 }
 
-TEST_CASE("engine: input: page indices that are negative, too large or overflow are refused with RANGE, and say where") {
+TEST_CASE(
+    "engine: input: page indices that are negative, too large or overflow are refused with RANGE, and say where") {
   Pair pair({"sim", "", 2, {}}, kBytes);
   require_ok(pair.write(0, 0, 1));
   pair.target.poison();
   const std::vector<int64_t> good = {0, 5, 99};
   constexpr int64_t kMin64 = std::numeric_limits<int64_t>::min(), kMax64 = std::numeric_limits<int64_t>::max();
-  for (const int64_t bad : {int64_t{-1}, int64_t{100}, int64_t{1} << 32, (int64_t{1} << 32) + 5, kMin64, kMax64, int64_t{-100},
-                            kMax64 / 100, kMax64 / 100 + 1, int64_t{184467440737095517}})  // times 100 wraps to 84
+  for (const int64_t bad :
+       {int64_t{-1}, int64_t{100}, int64_t{1} << 32, (int64_t{1} << 32) + 5, kMin64, kMax64, int64_t{-100},
+        kMax64 / 100, kMax64 / 100 + 1, int64_t{184467440737095517}})  // times 100 wraps to 84
     for (size_t at = 0; at < 3; ++at) {
       CAPTURE(bad);
       CAPTURE(at);
       std::vector<int64_t> wrong = good;
       wrong[at] = bad;
-      Transfer source = pair.writer.pages(good_pages(pair, wrong, good)), target = pair.writer.pages(good_pages(pair, good, wrong));
+      Transfer source = pair.writer.pages(good_pages(pair, wrong, good)),
+               target = pair.writer.pages(good_pages(pair, good, wrong));
       CHECK(source.message().find(std::to_string(bad)) != std::string::npos);
       check_refused(std::move(source), TE_ERR_RANGE);
       check_refused(std::move(target), TE_ERR_RANGE);
@@ -204,7 +220,8 @@ TEST_CASE("engine: input: handles that were never given are refused, wherever th
 
 TEST_CASE("engine: input: peer indices that do not exist are refused with ARGUMENT") {
   Pair pair({"sim", "", 1, {}}, kBytes);
-  for (const int32_t index : {-1, 1, 500, 1 << 20, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()}) {
+  for (const int32_t index :
+       {-1, 1, 500, 1 << 20, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()}) {
     CAPTURE(index);
     te_peer_info info;
     CHECK(te_peer_describe(pair.writer.engine, index, &info, &pair.writer.error) == TE_ERR_ARGUMENT);
@@ -234,7 +251,8 @@ TEST_CASE("engine: input: one bad entry refuses the whole batch, with its number
   pair.target.poison();
   const std::vector<int64_t> good = {0, 1}, bad = {0, 100};
   std::vector<te_batch_entry> entries(10);
-  for (te_batch_entry& entry : entries) entry.write = {pair.source.region, pair.remote, pair.remote_counter, 0, 0, 0, 1000};
+  for (te_batch_entry& entry : entries)
+    entry.write = {pair.source.region, pair.remote, pair.remote_counter, 0, 0, 0, 1000};
   const auto with = [&](size_t at, const te_batch_entry& entry) {
     std::vector<te_batch_entry> changed = entries;
     changed[at] = entry;
@@ -283,7 +301,8 @@ TEST_CASE("engine: input: memory that cannot be registered is refused, and regis
   te_error why{};
   CHECK(te_region_register(player.engine, nullptr, 10, TE_DEVICE_HOST, 0, &region, &why) == TE_ERR_ARGUMENT);
   CHECK(te_region_register(player.engine, memory.data(), kMax, TE_DEVICE_HOST, 0, &region, &why) == TE_ERR_RANGE);
-  CHECK(te_region_register(player.engine, memory.data(), kMax - 1000, TE_DEVICE_HOST, 0, &region, &why) == TE_ERR_RANGE);
+  CHECK(te_region_register(player.engine, memory.data(), kMax - 1000, TE_DEVICE_HOST, 0, &region, &why) ==
+        TE_ERR_RANGE);
   CHECK(te_region_register(player.engine, memory.data(), 100, TE_DEVICE_CUDA, 0, &region, &why) == TE_ERR_REGISTRATION);
   CHECK(te_region_register(player.engine, memory.data(), 100, 7, 0, &region, &why) < 0);
   CHECK(te_region_register(player.engine, memory.data(), 100, -1, 0, &region, &why) < 0);
@@ -341,7 +360,8 @@ TEST_CASE("engine: input: settings that cannot be honoured are refused with thei
     te_error why{};
     const int32_t result = te_engine_open(&settings, &engine, &why);
     CHECK(engine == nullptr);
-    CHECK_MESSAGE(std::string(why.message).find(name) != std::string::npos, why.message, " does not name ", std::string(name));
+    CHECK_MESSAGE(std::string(why.message).find(name) != std::string::npos, why.message, " does not name ",
+                  std::string(name));
     te_engine_free(engine);
     return result;
   };
@@ -377,7 +397,8 @@ TEST_CASE("engine: input: settings that cannot be honoured are refused with thei
 TEST_CASE("engine: input: NIC numbers and unknown injections are refused") {
   Player player({"sim", "", 2, {}});
   te_nic_info info{};
-  for (const uint32_t nic : {2u, 16u, 0xFFFFFFFFu}) CHECK(te_nic_describe(player.engine, nic, &info, &player.error) == TE_ERR_ARGUMENT);
+  for (const uint32_t nic : {2u, 16u, 0xFFFFFFFFu})
+    CHECK(te_nic_describe(player.engine, nic, &info, &player.error) == TE_ERR_ARGUMENT);
   CHECK(te_nic_describe(player.engine, 1, &info, &player.error) == TE_OK);
   CHECK(te_engine_inject(player.engine, "explode", &player.error) == TE_ERR_ARGUMENT);
   CHECK(te_engine_inject(player.engine, nullptr, &player.error) == TE_ERR_ARGUMENT);
@@ -432,7 +453,8 @@ TEST_CASE("engine: input: a closed engine refuses everything with CLOSED") {
   te_event events[8];
   uint32_t count = 0;
   int32_t fetched = TE_OK;
-  for (int i = 0; i < 10 && fetched != TE_ERR_CLOSED; ++i) fetched = te_events_fetch(engine, kPatience, events, 8, &count, &why);
+  for (int i = 0; i < 10 && fetched != TE_ERR_CLOSED; ++i)
+    fetched = te_events_fetch(engine, kPatience, events, 8, &count, &why);
   CHECK(fetched == TE_ERR_CLOSED);
 }
 
@@ -478,35 +500,62 @@ TEST_CASE("engine: input: null structures, arrays and outputs are refused with A
   const std::vector<std::pair<const char*, Call>> calls = {
       {"te_write_pages", [&](te_engine* e) { return status_of(te_write_pages(e, nullptr, -1, &refusal)); }},
       {"te_write_batch", [&](te_engine* e) { return status_of(te_write_batch(e, nullptr, 3, -1, &refusal)); }},
-      {"te_remote_region", [](te_engine* e) { uint32_t h; return te_remote_region(e, nullptr, &h, nullptr); }},
-      {"te_remote_counter", [](te_engine* e) { uint32_t h; return te_remote_counter(e, nullptr, &h, nullptr); }},
-      {"te_peer", [](te_engine* e) { int32_t i; return te_peer(e, nullptr, &i, nullptr); }},
-      {"te_counter_wait", [](te_engine* e) {
+      {"te_remote_region",
+       [](te_engine* e) {
+         uint32_t h;
+         return te_remote_region(e, nullptr, &h, nullptr);
+       }},
+      {"te_remote_counter",
+       [](te_engine* e) {
+         uint32_t h;
+         return te_remote_counter(e, nullptr, &h, nullptr);
+       }},
+      {"te_peer",
+       [](te_engine* e) {
+         int32_t i;
+         return te_peer(e, nullptr, &i, nullptr);
+       }},
+      {"te_counter_wait",
+       [](te_engine* e) {
          uint32_t c;
          te_counter_open(e, &c, nullptr);
          return te_counter_wait(e, c, 1, kMs, nullptr, 3, nullptr);
        }},
-      {"te_counter_reached", [&](te_engine* e) {
+      {"te_counter_reached",
+       [&](te_engine* e) {
          uint32_t c;
          te_counter_open(e, &c, nullptr);
          return status_of(te_counter_reached(e, c, 1, kMs, nullptr, 3, &refusal));
        }},
-      {"te_send", [&](te_engine* e) {
+      {"te_send",
+       [&](te_engine* e) {
          te_address a;
          int32_t i;
          te_engine_address(e, &a, nullptr);
          te_peer(e, &a, &i, nullptr);
          return status_of(te_send(e, i, nullptr, 10, -1, &refusal));
        }},
-      {"te_engine_open, output", [](te_engine*) { te_settings s; te_settings_defaults(&s); s.transport = "sim"; return te_engine_open(&s, nullptr, nullptr); }},
+      {"te_engine_open, output",
+       [](te_engine*) {
+         te_settings s;
+         te_settings_defaults(&s);
+         s.transport = "sim";
+         return te_engine_open(&s, nullptr, nullptr);
+       }},
       {"te_engine_stats, output", [](te_engine* e) { return te_engine_stats(e, nullptr, nullptr); }},
       {"te_engine_address, output", [](te_engine* e) { return te_engine_address(e, nullptr, nullptr); }},
-      {"te_region_register, output", [&](te_engine* e) { return te_region_register(e, bytes, 64, 0, 0, nullptr, nullptr); }},
+      {"te_region_register, output",
+       [&](te_engine* e) { return te_region_register(e, bytes, 64, 0, 0, nullptr, nullptr); }},
       {"te_counter_open, output", [](te_engine* e) { return te_counter_open(e, nullptr, nullptr); }},
       {"te_message_receive, output", [](te_engine* e) { return te_message_receive(e, 0, nullptr, nullptr); }},
       {"te_address_encode", [&](te_engine*) { return te_address_encode(nullptr, bytes, 64, &length, nullptr); }},
-      {"te_address_decode, bytes", [](te_engine*) { te_address a; return te_address_decode(nullptr, 20, &a, nullptr); }},
-      {"te_address_decode, output", [&](te_engine* e) {
+      {"te_address_decode, bytes",
+       [](te_engine*) {
+         te_address a;
+         return te_address_decode(nullptr, 20, &a, nullptr);
+       }},
+      {"te_address_decode, output",
+       [&](te_engine* e) {
          te_address a;
          te_engine_address(e, &a, nullptr);
          uint8_t good[TE_ADDRESS_BYTES];
@@ -516,7 +565,8 @@ TEST_CASE("engine: input: null structures, arrays and outputs are refused with A
   };
   for (const auto& [name, call] : calls) {
     const std::string outcome = in_child(call);
-    const bool good = outcome == te_status_name(TE_ERR_ARGUMENT) || (std::string(name) == "te_address_decode, bytes" && outcome == te_status_name(TE_ERR_DESCRIPTOR));
+    const bool good = outcome == te_status_name(TE_ERR_ARGUMENT) ||
+                      (std::string(name) == "te_address_decode, bytes" && outcome == te_status_name(TE_ERR_DESCRIPTOR));
     CHECK_MESSAGE(good, std::string(name), ": ", outcome);
   }
 }
@@ -527,10 +577,14 @@ TEST_CASE("engine: input: random arguments never crash, land outside or leave an
   Random random(1);
   const auto odd = [&](uint64_t usual) -> uint64_t {
     switch (random.below(6)) {
-      case 0: return random.next();
-      case 1: return random.next() >> random.below(64);
-      case 2: return kMax - random.below(1000);
-      default: return random.below(usual + 2);
+      case 0:
+        return random.next();
+      case 1:
+        return random.next() >> random.below(64);
+      case 2:
+        return kMax - random.below(1000);
+      default:
+        return random.below(usual + 2);
     }
   };
   const auto handle = [&](uint32_t right) { return random.chance(0.8) ? right : static_cast<uint32_t>(odd(10)); };
@@ -541,10 +595,13 @@ TEST_CASE("engine: input: random arguments never crash, land outside or leave an
     const uint32_t flags = random.chance(0.9) ? static_cast<uint32_t>(random.below(2)) : static_cast<uint32_t>(odd(4));
     Transfer t;
     if (random.chance(0.5)) {
-      t = Transfer(te_write(pair.writer.engine, handle(pair.source.region), odd(kBytes), handle(pair.remote), odd(kBytes), odd(2000),
-                            handle(random.chance(0.5) ? pair.remote_counter : uint32_t{TE_NONE}), flags, -1, &why), why);
+      t = Transfer(
+          te_write(pair.writer.engine, handle(pair.source.region), odd(kBytes), handle(pair.remote), odd(kBytes),
+                   odd(2000), handle(random.chance(0.5) ? pair.remote_counter : uint32_t{TE_NONE}), flags, -1, &why),
+          why);
     } else {
-      for (int64_t& index : indices) index = random.chance(0.995) ? static_cast<int64_t>(random.below(50)) : static_cast<int64_t>(odd(100));
+      for (int64_t& index : indices)
+        index = random.chance(0.995) ? static_cast<int64_t>(random.below(50)) : static_cast<int64_t>(odd(100));
       te_page_args args{};
       args.region = handle(pair.source.region);
       args.remote = handle(pair.remote);
@@ -564,7 +621,8 @@ TEST_CASE("engine: input: random arguments never crash, land outside or leave an
     }
     const int32_t status = t.wait();
     if (status == TE_OK) ++good;
-    else if (status != TE_ERR_RANGE && status != TE_ERR_ARGUMENT && status != TE_ERR_REGION_CLOSED) FAIL(name_of(status), ": ", t.message());
+    else if (status != TE_ERR_RANGE && status != TE_ERR_ARGUMENT && status != TE_ERR_REGION_CLOSED)
+      FAIL(name_of(status), ": ", t.message());
   }
   CHECK(good > 0);
   CHECK(pair.target.guards_intact());

@@ -19,7 +19,8 @@ bool ended_well_or(int32_t status, std::initializer_list<int32_t> allowed) {
 
 TEST_CASE("engine: 64 threads submit at once: every write lands, counts once and is reported to whom it belongs") {
   constexpr uint64_t kThreads = 64, kSlot = 1500;
-  for (const Setup& setup : {Setup{"sim", "reorder=1,delay=1,busy=0.1", 3, {}}, Setup{"sim", "reorder=0,depth=16", 1, [](te_settings& s) { s.operations = 16; }}}) {
+  for (const Setup& setup : {Setup{"sim", "reorder=1,delay=1,busy=0.1", 3, {}},
+                             Setup{"sim", "reorder=0,depth=16", 1, [](te_settings& s) { s.operations = 16; }}}) {
     CAPTURE(setup.text());
     Pair pair(setup, kThreads * kSlot);
     const int rounds = scaled(30);
@@ -58,8 +59,10 @@ TEST_CASE("engine: threads that open, use and close regions and counters at once
         te_counter_descriptor cd;
         bool ok = te_region_register(b.engine, target.data(), target.size, TE_DEVICE_HOST, 0, &region, &why) == TE_OK;
         ok = ok && te_counter_open(b.engine, &counter, &why) == TE_OK;
-        ok = ok && te_region_describe(b.engine, region, &rd, &why) == TE_OK && te_counter_describe(b.engine, counter, &cd, &why) == TE_OK;
-        ok = ok && te_remote_region(a.engine, &rd, &remote, &why) == TE_OK && te_remote_counter(a.engine, &cd, &remote_counter, &why) == TE_OK;
+        ok = ok && te_region_describe(b.engine, region, &rd, &why) == TE_OK &&
+             te_counter_describe(b.engine, counter, &cd, &why) == TE_OK;
+        ok = ok && te_remote_region(a.engine, &rd, &remote, &why) == TE_OK &&
+             te_remote_counter(a.engine, &cd, &remote_counter, &why) == TE_OK;
         if (ok) {
           for (int k = 0; k < 3; ++k) ok = a.write(source, 0, remote, 0, 2048, remote_counter).wait() == TE_OK && ok;
           ok = te_counter_wait(b.engine, counter, 3, kPatience, nullptr, 0, &why) == TE_OK && ok;
@@ -157,12 +160,15 @@ TEST_CASE("engine: closing under load ends every transfer once, within the bound
           threads.emplace_back([&] {
             while (!stop.load()) {
               std::vector<Transfer> transfers;
-              for (uint64_t i = 0; i < 10; ++i) transfers.push_back(pair.write(i * kLength, i * kLength, kLength, i % 2 == 0, 0, 5 * kSecond));
+              for (uint64_t i = 0; i < 10; ++i)
+                transfers.push_back(pair.write(i * kLength, i * kLength, kLength, i % 2 == 0, 0, 5 * kSecond));
               for (Transfer& transfer : transfers) {
                 const int32_t status = transfer.wait();
                 ++started;
                 if (status == TE_AGAIN) ++hung;
-                if (!ended_well_or(status, {TE_ERR_CLOSED, TE_ERR_PEER_LOST, TE_ERR_PEER_UNREACHABLE, TE_ERR_REGION_CLOSED, TE_ERR_TIMEOUT})) ++odd;
+                if (!ended_well_or(status, {TE_ERR_CLOSED, TE_ERR_PEER_LOST, TE_ERR_PEER_UNREACHABLE,
+                                            TE_ERR_REGION_CLOSED, TE_ERR_TIMEOUT}))
+                  ++odd;
                 if (status != TE_OK) stop = true;
               }
             }
@@ -183,7 +189,8 @@ TEST_CASE("engine: closing under load ends every transfer once, within the bound
 TEST_CASE("engine: both sides close at once under load, in either order, and both end") {
   for (int seed = 1; seed <= scaled(16); ++seed) {
     CAPTURE(seed);
-    const std::string sim = "delay=3,seed=" + std::to_string(seed) + (seed % 2 == 0 ? ",reorder=0" : "") + (seed % 3 == 0 ? ",keys_enforced=0" : "");
+    const std::string sim = "delay=3,seed=" + std::to_string(seed) + (seed % 2 == 0 ? ",reorder=0" : "") +
+                            (seed % 3 == 0 ? ",keys_enforced=0" : "");
     Pair pair({"sim", sim, static_cast<uint32_t>(1 + seed % 3), {}});
     Memory& back = pair.writer.memory(1 << 16);
     Memory& from = pair.owner.memory(1 << 16);
@@ -203,7 +210,8 @@ TEST_CASE("engine: both sides close at once under load, in either order, and bot
     CHECK(two == TE_OK);
     for (Transfer& t : transfers) {
       const int32_t status = t.wait(0);
-      CHECK_MESSAGE(ended_well_or(status, {TE_ERR_CLOSED, TE_ERR_PEER_LOST, TE_ERR_PEER_UNREACHABLE}), name_of(status), ": ", t.message());
+      CHECK_MESSAGE(ended_well_or(status, {TE_ERR_CLOSED, TE_ERR_PEER_LOST, TE_ERR_PEER_UNREACHABLE}), name_of(status),
+                    ": ", t.message());
     }
     (seed % 2 == 0 ? pair.writer : pair.owner).free();
   }
@@ -217,7 +225,20 @@ TEST_CASE("engine: closing while a peer is silent ends at its bound, says so, an
     require_ok(pair.write(0, 0, kLength));
     (std::string(silence) == "pause" ? pair.writer : pair.owner).inject(silence);
     const std::vector<int32_t> indices = {0, 1, 2, 3};
-    const te_page_args pages{pair.source.region, pair.remote, pair.remote_counter, 0, 0, 0, 1000, 1000, 1000, 4, indices.data(), indices.data(), 4, 4};
+    const te_page_args pages{pair.source.region,
+                             pair.remote,
+                             pair.remote_counter,
+                             0,
+                             0,
+                             0,
+                             1000,
+                             1000,
+                             1000,
+                             4,
+                             indices.data(),
+                             indices.data(),
+                             4,
+                             4};
     std::vector<te_batch_entry> entries(3);
     entries[0].write = entries[1].write = {pair.source.region, pair.remote, pair.remote_counter, 0, 0, 0, kLength};
     entries[2].is_pages = 1;
@@ -258,7 +279,8 @@ TEST_CASE("engine: waits of other threads end when their engine is closed") {
     te_event events[4];
     uint32_t count = 0;
     int32_t status = TE_OK;
-    while (status == TE_OK || status == TE_AGAIN) status = te_events_fetch(pair.owner.engine, kPatience, events, 4, &count, &why);
+    while (status == TE_OK || status == TE_AGAIN)
+      status = te_events_fetch(pair.owner.engine, kPatience, events, 4, &count, &why);
     event_wait = status;
   });
   Transfer reached = pair.owner.reached(pair.counter, 99, kPatience);

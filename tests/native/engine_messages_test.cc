@@ -37,7 +37,8 @@ TEST_CASE("engine: messages of every length arrive whole and in order") {
   for (const Setup& setup : all_setups()) {
     CAPTURE(setup.text());
     Player a(setup), b(setup);
-    std::vector<size_t> lengths = {0, 1, 2, 7, 40, 1000, 4055, 4056, 4057, 4096, 8143, 8144, 8145, 8192, 8193, 16'384, 65'537, 300'000, (1 << 20) - 1, 1 << 20, 0, 5};
+    std::vector<size_t> lengths = {0,    1,    2,    7,    40,     1000,   4055,    4056,          4057,    4096, 8143,
+                                   8144, 8145, 8192, 8193, 16'384, 65'537, 300'000, (1 << 20) - 1, 1 << 20, 0,    5};
     std::vector<Transfer> transfers;
     for (size_t i = 0; i < lengths.size(); ++i) {
       const std::vector<uint8_t> bytes = pattern(i, lengths[i]);
@@ -97,8 +98,9 @@ TEST_CASE("engine: thousands of small messages in both directions keep their ord
       };
       std::atomic<int> bad{0};
       const int32_t b_of_a = a.peer(b), a_of_b = b.peer(a);
-      std::thread threads[] = {std::thread(talk, std::ref(a), b_of_a, &bad), std::thread(talk, std::ref(b), a_of_b, &bad),
-                               std::thread(listen, std::ref(a), &bad), std::thread(listen, std::ref(b), &bad)};
+      std::thread threads[] = {std::thread(talk, std::ref(a), b_of_a, &bad),
+                               std::thread(talk, std::ref(b), a_of_b, &bad), std::thread(listen, std::ref(a), &bad),
+                               std::thread(listen, std::ref(b), &bad)};
       for (std::thread& t : threads) t.join();
       CHECK(bad == 0);
       CHECK(a.stats().stray_messages + b.stats().stray_messages == 0);
@@ -121,7 +123,9 @@ TEST_CASE("engine: a receiver that does not receive holds its sender back; nothi
       transfers.push_back(a.send(a.peer(b), bytes.data(), bytes.size()));
     }
     // As many as the queue takes go through, and no more.
-    const auto done = [&] { return std::count_if(transfers.begin(), transfers.end(), [](Transfer& t) { return t.ended(); }); };
+    const auto done = [&] {
+      return std::count_if(transfers.begin(), transfers.end(), [](Transfer& t) { return t.ended(); });
+    };
     CHECK(eventually([&] { return done() >= static_cast<int64_t>(kQueue / kMessage) - 2; }));
     Transfer late = a.send(a.peer(b), "late", 4, 50 * kMs);
     CHECK(late.wait() == TE_ERR_TIMEOUT);
@@ -184,7 +188,8 @@ TEST_CASE("engine: a message given up half-way is never received, and later ones
       REQUIRE(r.status == TE_OK);
       if (r.bytes == last) break;
       while (next < sent.size() && sent[next] != r.bytes) {
-        if (std::find(must.begin(), must.end(), next) != must.end()) FAIL("message ", next, " was reported sent and did not arrive in its turn");
+        if (std::find(must.begin(), must.end(), next) != must.end())
+          FAIL("message ", next, " was reported sent and did not arrive in its turn");
         ++next;
       }
       REQUIRE(next < sent.size());

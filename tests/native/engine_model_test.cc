@@ -15,7 +15,11 @@ constexpr int kCounters = 3;
 // One direction.
 struct Flow {
   Flow(Player& writer, Player& owner, Random& random)
-      : writer(writer), owner(owner), source(writer.memory(kBytes)), target(owner.memory(kBytes)), model(kBytes, kPoison) {
+      : writer(writer),
+        owner(owner),
+        source(writer.memory(kBytes)),
+        target(owner.memory(kBytes)),
+        model(kBytes, kPoison) {
     source.fill(random);
     remote = writer.remote(owner, target);
     for (int i = 0; i < kCounters; ++i) {
@@ -45,8 +49,11 @@ struct Flow {
     const uint64_t cells = take_cells(random, 1 + random.below(60), &begin);
     if (cells == 0) return false;
     const uint64_t shift = random.below(kCell);
-    const uint64_t length = random.below(cells * kCell - shift + 1), to = begin * kCell + shift, from = random.below(kBytes - length + 1);
-    *args = {source.region, remote, choose_counter(random, 1), random.chance(0.2) ? uint32_t{TE_FLAG_FLUSH} : 0, from, to, length};
+    const uint64_t length = random.below(cells * kCell - shift + 1), to = begin * kCell + shift,
+                   from = random.below(kBytes - length + 1);
+    *args = {
+        source.region, remote, choose_counter(random, 1), random.chance(0.2) ? uint32_t{TE_FLAG_FLUSH} : 0, from, to,
+        length};
     std::copy_n(source.data() + from, length, model.data() + to);
     return true;
   }
@@ -64,8 +71,20 @@ struct Flow {
     if (to.empty()) return false;
     indices.push_back(from);
     indices.push_back(to);
-    *args = {source.region, remote, choose_counter(random, to.size()), 0, 0, 0, 1, kCell, page_bytes, to.size(),
-             indices[indices.size() - 2].data(), indices.back().data(), 4, 4};
+    *args = {source.region,
+             remote,
+             choose_counter(random, to.size()),
+             0,
+             0,
+             0,
+             1,
+             kCell,
+             page_bytes,
+             to.size(),
+             indices[indices.size() - 2].data(),
+             indices.back().data(),
+             4,
+             4};
     return true;
   }
 
@@ -75,14 +94,16 @@ struct Flow {
       std::vector<te_batch_entry> entries;
       for (uint64_t n = 1 + random.below(5); n > 0; --n) {
         entry.is_pages = random.chance(0.4);
-        if (entry.is_pages != 0 ? make_pages(random, &entry.pages) : make_write(random, &entry.write)) entries.push_back(entry);
+        if (entry.is_pages != 0 ? make_pages(random, &entry.pages) : make_write(random, &entry.write))
+          entries.push_back(entry);
       }
       transfers->push_back(writer.batch(entries));
     } else if (random.chance(0.4)) {
       if (make_pages(random, &entry.pages)) transfers->push_back(writer.pages(entry.pages));
     } else if (make_write(random, &entry.write)) {
       const te_write_args& a = entry.write;
-      transfers->push_back(writer.write(source, a.source_offset, a.remote, a.target_offset, a.length, a.counter, a.flags));
+      transfers->push_back(
+          writer.write(source, a.source_offset, a.remote, a.target_offset, a.length, a.counter, a.flags));
     }
   }
 

@@ -8,7 +8,8 @@ namespace {
 
 struct Indices {
   Indices(const std::vector<uint64_t>& values, uint32_t width) : width(width), bytes(values.size() * width) {
-    for (size_t i = 0; i < values.size(); ++i) std::memcpy(bytes.data() + i * width, &values[i], width);  // little-endian
+    for (size_t i = 0; i < values.size(); ++i)
+      std::memcpy(bytes.data() + i * width, &values[i], width);  // little-endian
   }
   uint32_t width;
   std::vector<uint8_t> bytes;
@@ -21,7 +22,8 @@ std::vector<uint64_t> permutation(Random& random, uint64_t count) {
   return values;
 }
 
-te_page_args page_args(const Pair& pair, const Indices& source, const Indices& target, uint64_t count, uint64_t page_bytes) {
+te_page_args page_args(const Pair& pair, const Indices& source, const Indices& target, uint64_t count,
+                       uint64_t page_bytes) {
   te_page_args args{};
   args.region = pair.source.region;
   args.remote = pair.remote;
@@ -50,13 +52,15 @@ TEST_CASE("engine: pages go where the indices say and count one each") {
       Random random(how + 1);
       uint64_t counted = 0;
       for (int round = 0; round < scaled(12); ++round) {
-        const uint64_t page_bytes = round == 0 ? 0 : 1 + random.below(round % 3 == 0 ? 3000 : 200);  // above max_write too
+        const uint64_t page_bytes =
+            round == 0 ? 0 : 1 + random.below(round % 3 == 0 ? 3000 : 200);  // above max_write too
         const uint64_t source_stride = page_bytes + random.below(50), target_stride = page_bytes + random.below(50);
         const uint64_t source_offset = random.below(100), target_offset = random.below(100);
         const uint64_t widest = std::max(source_stride, target_stride) + 1;
         const uint64_t room = (kBytes - 200 - page_bytes) / widest;
         const uint64_t count = 1 + random.below(std::min<uint64_t>(room, 200));
-        const std::vector<uint64_t> from = permutation(random, std::min<uint64_t>(room, 400)), to = permutation(random, std::min<uint64_t>(room, 400));
+        const std::vector<uint64_t> from = permutation(random, std::min<uint64_t>(room, 400)),
+                                    to = permutation(random, std::min<uint64_t>(room, 400));
         const Indices source(from, random.chance(0.5) ? 4 : 8), target(to, random.chance(0.5) ? 4 : 8);
         te_page_args args = page_args(pair, source, target, count, page_bytes);
         args.source_stride = source_stride;
@@ -71,7 +75,8 @@ TEST_CASE("engine: pages go where the indices say and count one each") {
         REQUIRE(pair.owner.counted(pair.counter, counted));
         std::vector<uint8_t> expected(kBytes, kPoison);
         for (uint64_t i = 0; i < count; ++i)
-          std::copy_n(pair.source.data() + source_offset + from[i] * source_stride, page_bytes, expected.data() + target_offset + to[i] * target_stride);
+          std::copy_n(pair.source.data() + source_offset + from[i] * source_stride, page_bytes,
+                      expected.data() + target_offset + to[i] * target_stride);
         REQUIRE(std::memcmp(expected.data(), pair.target.data(), kBytes) == 0);
         CHECK(pair.target.guards_intact());
         pair.target.poison();
@@ -120,7 +125,8 @@ TEST_CASE("engine: 70,000 pages need more than one final immediate and count exa
 TEST_CASE("engine: pages that are counted are in memory, page by page") {
   // The owner watches the counter move; of n counted pages at least n are wholly there.
   constexpr uint64_t kPageBytes = 300, kPages = 200;
-  for (const char* sim : {"reorder=1,delay=4,mtu=100,max_write=128", "reorder=0,delay=4,mtu=100,max_write=128", "reorder=1,delay=4,mtu=64"})
+  for (const char* sim : {"reorder=1,delay=4,mtu=100,max_write=128", "reorder=0,delay=4,mtu=100,max_write=128",
+                          "reorder=1,delay=4,mtu=64"})
     for (const uint32_t nics : {1u, 3u}) {
       CAPTURE(std::string(sim));
       CAPTURE(nics);
@@ -136,7 +142,8 @@ TEST_CASE("engine: pages that are counted are in memory, page by page") {
         seen = pair.owner.value(pair.counter);
         REQUIRE(seen <= kPages);
         if (seen < kPages) continue;  // reading memory that is being written to is a race: look at the end only
-        for (uint64_t i = 0; i < kPages; ++i) honest = honest && pair.landed(i * kPageBytes, i * kPageBytes, kPageBytes);
+        for (uint64_t i = 0; i < kPages; ++i)
+          honest = honest && pair.landed(i * kPageBytes, i * kPageBytes, kPageBytes);
       }
       CHECK(honest);
       CHECK(t.wait() == TE_OK);

@@ -24,12 +24,14 @@ bool no_stale_key_used(Player& player) {
 
 }  // namespace
 
-TEST_CASE("engine: a write that races the closing of its target lands wholly with success or fails with REGION_CLOSED") {
+TEST_CASE(
+    "engine: a write that races the closing of its target lands wholly with success or fails with REGION_CLOSED") {
   constexpr uint64_t kSlot = 2000, kSlots = 32;
   for (const char* network : kNetworks)
     for (const char* order : {"reorder=0", "reorder=1"})
       for (int seed = 1; seed <= scaled(8); ++seed) {
-        const std::string sim = std::string(network) + "," + order + ",delay=3,mtu=300,max_write=900,seed=" + std::to_string(seed);
+        const std::string sim =
+            std::string(network) + "," + order + ",delay=3,mtu=300,max_write=900,seed=" + std::to_string(seed);
         CAPTURE(std::string(sim));
         Pair pair({"sim", sim, static_cast<uint32_t>(1 + seed % 3), {}}, kSlot * kSlots);
         // Warm half of the time: attached already, or attaching while the region closes.
@@ -71,14 +73,27 @@ TEST_CASE("engine: a write that races the closing of its target lands wholly wit
 TEST_CASE("engine: page lists that race the closing of their target count only what landed") {
   for (const char* network : kNetworks)
     for (int seed = 1; seed <= scaled(6); ++seed) {
-      const std::string sim = std::string(network) + ",delay=3,seed=" + std::to_string(seed) + (seed % 2 == 0 ? ",reorder=0" : "");
+      const std::string sim =
+          std::string(network) + ",delay=3,seed=" + std::to_string(seed) + (seed % 2 == 0 ? ",reorder=0" : "");
       CAPTURE(std::string(sim));
       constexpr uint64_t kPage = 64, kPages = 500;
       Pair pair({"sim", sim, static_cast<uint32_t>(1 + seed % 2), {}}, kPage * kPages);
       std::vector<int32_t> indices(kPages);
       for (size_t i = 0; i < kPages; ++i) indices[i] = static_cast<int32_t>(i);
-      const te_page_args args{pair.source.region, pair.remote, pair.remote_counter, 0, 0, 0, kPage, kPage, kPage, kPages,
-                              indices.data(), indices.data(), 4, 4};
+      const te_page_args args{pair.source.region,
+                              pair.remote,
+                              pair.remote_counter,
+                              0,
+                              0,
+                              0,
+                              kPage,
+                              kPage,
+                              kPage,
+                              kPages,
+                              indices.data(),
+                              indices.data(),
+                              4,
+                              4};
       require_ok(pair.write(0, 0, 1, false));
       pair.target.poison();
       std::vector<Transfer> transfers;
@@ -250,7 +265,8 @@ TEST_CASE("engine: several holders, the owner itself among them, are all revoked
   require_ok(owner.write(own_source, 0, own, 0, 4000));
   std::vector<Transfer> transfers;
   for (int i = 0; i < 20; ++i)
-    for (size_t w = 0; w < writers.size(); ++w) transfers.push_back(writers[w]->write(*writers[w]->memories[0], 0, remotes[w], 0, 4000));
+    for (size_t w = 0; w < writers.size(); ++w)
+      transfers.push_back(writers[w]->write(*writers[w]->memories[0], 0, remotes[w], 0, 4000));
   TE_CHECK_STATUS(owner.close(target), TE_OK, owner.error);
   const std::vector<uint8_t> after = target.all;
   for (Transfer& t : transfers) {

@@ -59,10 +59,8 @@ bool eventually(F&& condition, int64_t timeout_ns = kPatience) {
   const int64_t deadline = monotonic_ns() + timeout_ns;
   for (int i = 0; !condition(); ++i) {
     if (monotonic_ns() > deadline) return condition();
-    if (i < 100)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    if (i < 100) std::this_thread::yield();
+    else std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   return true;
 }
@@ -70,11 +68,11 @@ bool eventually(F&& condition, int64_t timeout_ns = kPatience) {
 inline std::string name_of(int32_t status) { return te_status_name(status); }
 
 // `status` is what was expected; else says what came and why.
-#define TE_CHECK_STATUS(expression, expected, why)                                                              \
-  do {                                                                                                          \
-    const int32_t te_got_ = (expression);                                                                       \
+#define TE_CHECK_STATUS(expression, expected, why)                                                               \
+  do {                                                                                                           \
+    const int32_t te_got_ = (expression);                                                                        \
     CHECK_MESSAGE(te_got_ == (expected), #expression " gave ", te_status_name(te_got_), ", not " #expected ": ", \
-                  (why).message);                                                                               \
+                  (why).message);                                                                                \
   } while (false)
 
 // --- transfers ---------------------------------------------------------------------------------------------------------
@@ -107,7 +105,9 @@ class Transfer {
     return status;
   }
   bool quiesced() const { return te_transfer_quiesced(transfer_) == 1; }
-  bool wait_quiesced(int64_t timeout_ns = kPatience) { return te_transfer_wait_quiesced(transfer_, timeout_ns) == TE_OK; }
+  bool wait_quiesced(int64_t timeout_ns = kPatience) {
+    return te_transfer_wait_quiesced(transfer_, timeout_ns) == TE_OK;
+  }
   void cancel() { te_transfer_cancel(transfer_); }
   void release() { te_transfer_release(std::exchange(transfer_, nullptr)); }
   const te_error& error() const { return error_; }
@@ -301,13 +301,16 @@ class Player {
     return info;
   }
   Transfer connect(int32_t peer, int64_t timeout_ns = -1) {
-    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_peer_connect(engine, peer, timeout, why); });
+    return submit(timeout_ns,
+                  [&](int64_t timeout, te_error* why) { return te_peer_connect(engine, peer, timeout, why); });
   }
   Transfer disconnect(int32_t peer, int64_t timeout_ns = -1) {
-    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_peer_disconnect(engine, peer, timeout, why); });
+    return submit(timeout_ns,
+                  [&](int64_t timeout, te_error* why) { return te_peer_disconnect(engine, peer, timeout, why); });
   }
   Transfer fence(int32_t peer, int64_t timeout_ns = -1) {
-    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_peer_fence(engine, peer, timeout, why); });
+    return submit(timeout_ns,
+                  [&](int64_t timeout, te_error* why) { return te_peer_fence(engine, peer, timeout, why); });
   }
 
   // --- transfers ---
@@ -318,7 +321,8 @@ class Player {
     });
   }
   Transfer pages(const te_page_args& args, int64_t timeout_ns = -1) {
-    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_write_pages(engine, &args, timeout, why); });
+    return submit(timeout_ns,
+                  [&](int64_t timeout, te_error* why) { return te_write_pages(engine, &args, timeout, why); });
   }
   Transfer batch(const std::vector<te_batch_entry>& entries, int64_t timeout_ns = -1) {
     return submit(timeout_ns, [&](int64_t timeout, te_error* why) {
@@ -326,7 +330,8 @@ class Player {
     });
   }
   Transfer send(int32_t peer, const void* data, uint64_t length, int64_t timeout_ns = -1) {
-    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_send(engine, peer, data, length, timeout, why); });
+    return submit(timeout_ns,
+                  [&](int64_t timeout, te_error* why) { return te_send(engine, peer, data, length, timeout, why); });
   }
 
   // --- the rest ---
@@ -364,7 +369,8 @@ struct Pair {
 
   Transfer write(uint64_t from, uint64_t to, uint64_t length, bool counted = true, uint32_t flags = 0,
                  int64_t timeout_ns = -1) {
-    return writer.write(source, from, remote, to, length, counted ? remote_counter : uint32_t{TE_NONE}, flags, timeout_ns);
+    return writer.write(source, from, remote, to, length, counted ? remote_counter : uint32_t{TE_NONE}, flags,
+                        timeout_ns);
   }
   bool landed(uint64_t from, uint64_t to, uint64_t length) const {
     return std::memcmp(source.data() + from, target.data() + to, length) == 0;

@@ -22,13 +22,15 @@ std::vector<uint64_t> lengths_around(std::initializer_list<uint64_t> edges) {
 
 // Address space whose bytes repeat every `period`: far larger than the memory behind it.
 struct Mirrored {
-  Mirrored(uint64_t period, uint64_t length) : period(period), length(length), fd(memfd_create("te-test", MFD_CLOEXEC)) {
+  Mirrored(uint64_t period, uint64_t length)
+      : period(period), length(length), fd(memfd_create("te-test", MFD_CLOEXEC)) {
     REQUIRE(fd >= 0);
     REQUIRE(ftruncate(fd, static_cast<off_t>(period)) == 0);
     data = static_cast<uint8_t*>(mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     REQUIRE(data != MAP_FAILED);
     for (uint64_t at = 0; at < length; at += period)
-      REQUIRE(mmap(data + at, std::min(period, length - at), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
+      REQUIRE(mmap(data + at, std::min(period, length - at), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) !=
+              MAP_FAILED);
   }
   ~Mirrored() {
     munmap(data, length);
@@ -79,12 +81,14 @@ TEST_CASE("engine: writes of every length land wholly, touch nothing else and co
 }
 
 TEST_CASE("engine: any pairing of NIC counts carries every length") {
-  for (const auto& [ours, theirs] : std::vector<std::pair<uint32_t, uint32_t>>{{1, 8}, {8, 1}, {3, 8}, {8, 3}, {2, 5}, {16, 16}}) {
+  for (const auto& [ours, theirs] :
+       std::vector<std::pair<uint32_t, uint32_t>>{{1, 8}, {8, 1}, {3, 8}, {8, 3}, {2, 5}, {16, 16}}) {
     CAPTURE(ours);
     CAPTURE(theirs);
     const std::string sim = "reorder=1,delay=1,max_write=500";
     Pair pair({"sim", sim, ours, {}}, {"sim", sim, theirs, {}}, kBytes);
-    check_lengths(pair, {0, 1, 63, 64, 65, 500, 501, 1023, 1024, 2047, 2048, 2049, 4096, 8191, 8192, 16385, 40'000, 65'537});
+    check_lengths(pair,
+                  {0, 1, 63, 64, 65, 500, 501, 1023, 1024, 2047, 2048, 2049, 4096, 8191, 8192, 16385, 40'000, 65'537});
     // Every NIC takes part in a long write.
     for (uint32_t nic = 0; nic < ours; ++nic) {
       te_nic_info info{};
@@ -96,7 +100,8 @@ TEST_CASE("engine: any pairing of NIC counts carries every length") {
 
 // As on EFA: a target takes writes only from NICs that it has in its address vector.
 TEST_CASE("engine: whoever is connected is known to the peer on every NIC, for any pairing of NIC counts") {
-  for (const auto& [ours, theirs] : std::vector<std::pair<uint32_t, uint32_t>>{{1, 1}, {4, 4}, {1, 8}, {8, 1}, {5, 2}, {2, 5}}) {
+  for (const auto& [ours, theirs] :
+       std::vector<std::pair<uint32_t, uint32_t>>{{1, 1}, {4, 4}, {1, 8}, {8, 1}, {5, 2}, {2, 5}}) {
     CAPTURE(ours);
     CAPTURE(theirs);
     const std::string sim = "reorder=1,require_peer=1";
@@ -104,7 +109,8 @@ TEST_CASE("engine: whoever is connected is known to the peer on every NIC, for a
     for (int i = 0; i < 20; ++i) {
       Transfer t = pair.write(0, 0, 40'000);
       const int32_t status = t.wait();
-      CHECK_MESSAGE(status == TE_OK, "NIC ", t.error().nic, " provider status ", t.error().provider_status, ": ", t.message());
+      CHECK_MESSAGE(status == TE_OK, "NIC ", t.error().nic, " provider status ", t.error().provider_status, ": ",
+                    t.message());
       if (status != TE_OK) break;
     }
   }
@@ -134,7 +140,8 @@ TEST_CASE("engine: when a flushed write without a counter has ended, its bytes a
     Pair pair(setup, kBytes);
     Random random(nics);
     for (int i = 0; i < scaled(50); ++i) {
-      const uint64_t length = 1 + random.below(20'000), from = random.below(kBytes - length), to = random.below(kBytes - length);
+      const uint64_t length = 1 + random.below(20'000), from = random.below(kBytes - length),
+                     to = random.below(kBytes - length);
       Transfer t = pair.write(from, to, length, false, TE_FLAG_FLUSH);
       REQUIRE(t.wait() == TE_OK);
       REQUIRE(pair.target.holds(to, pair.source.data() + from, length, 0));
@@ -148,7 +155,8 @@ TEST_CASE("engine: a completed transfer has its bytes in memory where completion
   Pair pair(setup, kBytes);
   Random random(5);
   for (int i = 0; i < scaled(100); ++i) {
-    const uint64_t length = random.below(20'000), from = random.below(kBytes - length), to = random.below(kBytes - length);
+    const uint64_t length = random.below(20'000), from = random.below(kBytes - length),
+                   to = random.below(kBytes - length);
     Transfer t = pair.write(from, to, length, false);
     REQUIRE(t.wait() == TE_OK);
     CHECK(t.quiesced());
@@ -167,7 +175,8 @@ TEST_CASE("engine: the counter never runs ahead of the bytes, whatever the fabri
       Random random(nics);
       uint64_t count = 0;
       for (int i = 0; i < scaled(60); ++i) {
-        const uint64_t length = random.below(6000), from = random.below(kBytes - length), to = random.below(kBytes - length);
+        const uint64_t length = random.below(6000), from = random.below(kBytes - length),
+                       to = random.below(kBytes - length);
         Transfer t = pair.write(from, to, length);
         REQUIRE(pair.owner.wait(pair.counter, ++count) == TE_OK);
         REQUIRE(pair.target.holds(to, pair.source.data() + from, length, 0));
@@ -177,7 +186,8 @@ TEST_CASE("engine: the counter never runs ahead of the bytes, whatever the fabri
     }
 }
 
-TEST_CASE("engine: where a fabric neither keeps order nor proves delivery, the counter is honest or the fabric is refused") {
+TEST_CASE(
+    "engine: where a fabric neither keeps order nor proves delivery, the counter is honest or the fabric is refused") {
   te_settings settings;
   te_settings_defaults(&settings);
   settings.transport = "sim";
@@ -194,7 +204,8 @@ TEST_CASE("engine: where a fabric neither keeps order nor proves delivery, the c
     Pair pair({"sim", settings.sim, nics, {}}, kBytes);
     Random random(nics);
     for (uint64_t i = 1; i <= 60; ++i) {
-      const uint64_t length = random.below(6000), from = random.below(kBytes - length), to = random.below(kBytes - length);
+      const uint64_t length = random.below(6000), from = random.below(kBytes - length),
+                     to = random.below(kBytes - length);
       Transfer t = pair.write(from, to, length);
       REQUIRE(pair.owner.wait(pair.counter, i) == TE_OK);
       REQUIRE(pair.target.holds(to, pair.source.data() + from, length, 0));
@@ -219,7 +230,8 @@ TEST_CASE("engine: offsets, strides and indices beyond 4 GiB reach exactly the b
     const uint32_t remote_counter = writer.remote_counter(owner, counter);
     uint64_t count = 0;
     te_error why{};
-    for (const uint64_t edge : {uint64_t{1} << 31, uint64_t{1} << 32, (uint64_t{1} << 32) + (uint64_t{1} << 31), kFar - 4096})
+    for (const uint64_t edge :
+         {uint64_t{1} << 31, uint64_t{1} << 32, (uint64_t{1} << 32) + (uint64_t{1} << 31), kFar - 4096})
       for (const uint64_t back : {0, 1, 4096}) {
         const uint64_t at = edge - back;
         CAPTURE(at);
@@ -230,7 +242,8 @@ TEST_CASE("engine: offsets, strides and indices beyond 4 GiB reach exactly the b
         REQUIRE(std::memcmp(target.data + at, from.data(), 4096) == 0);
         std::fill_n(target.data + at, 4096, kPoison);
         const int64_t index = static_cast<int64_t>(at / 7);
-        te_page_args pages{source_region, remote, remote_counter, 0, at % 7, at % 7, 7, 7, 4096, 1, &index, &index, 8, 8};
+        te_page_args pages{source_region, remote, remote_counter, 0,      at % 7, at % 7, 7, 7,
+                           4096,          1,      &index,         &index, 8,      8};
         require_ok(writer.pages(pages));
         REQUIRE(owner.counted(counter, ++count));
         REQUIRE(std::memcmp(target.data + at, from.data(), 4096) == 0);
@@ -256,7 +269,9 @@ TEST_CASE("engine: a write longer than 4 GiB moves all of its bytes and counts o
   handle.region = register_span(owner, target.data, kLength);
   const uint32_t remote = writer.remote(owner, handle), counter = owner.counter();
   te_error why{};
-  require_ok({te_write(writer.engine, source_region, 0, remote, 0, kLength, writer.remote_counter(owner, counter), 0, -1, &why), why});
+  require_ok({te_write(writer.engine, source_region, 0, remote, 0, kLength, writer.remote_counter(owner, counter), 0,
+                       -1, &why),
+              why});
   CHECK(owner.counted(counter, 1));
   CHECK(writer.peer_info(writer.peer(owner)).write_bytes == kLength);
   CHECK(std::memcmp(source.data, target.data, kPeriod) == 0);
@@ -271,7 +286,8 @@ TEST_CASE("engine: a region of no bytes takes writes of no bytes, which count") 
     Pair pair(setup);
     Memory nothing(0), null(0);
     pair.owner.open(nothing);
-    CHECK(te_region_register(pair.owner.engine, nullptr, 0, TE_DEVICE_HOST, 0, &null.region, &pair.owner.error) == TE_OK);
+    CHECK(te_region_register(pair.owner.engine, nullptr, 0, TE_DEVICE_HOST, 0, &null.region, &pair.owner.error) ==
+          TE_OK);
     uint64_t count = 0;
     for (const Memory* each : {&nothing, &null}) {
       if (each->region == TE_NONE) continue;
@@ -334,10 +350,24 @@ TEST_CASE("engine: a batch of writes and page lists ends once, after all of it")
       te_batch_entry entry{};
       if (i % 4 == 3) {
         entry.is_pages = 1;
-        entry.pages = {pair.source.region, pair.remote, pair.remote_counter, 0, i * 4096, i * 4096, 128, 128, 128, 4,
-                       source_pages.data(), target_pages.data(), 4, 4};
+        entry.pages = {pair.source.region,
+                       pair.remote,
+                       pair.remote_counter,
+                       0,
+                       i * 4096,
+                       i * 4096,
+                       128,
+                       128,
+                       128,
+                       4,
+                       source_pages.data(),
+                       target_pages.data(),
+                       4,
+                       4};
       } else {
-        entry.write = {pair.source.region, pair.remote, i % 4 == 0 ? uint32_t{TE_NONE} : pair.remote_counter, 0, i * 4096, i * 4096, i * 100};
+        entry.write = {
+            pair.source.region, pair.remote, i % 4 == 0 ? uint32_t{TE_NONE} : pair.remote_counter, 0, i * 4096,
+            i * 4096,           i * 100};
       }
       entries.push_back(entry);
     }
@@ -396,7 +426,8 @@ TEST_CASE("engine: 100,000 writes leave no operation and no transfer behind") {
     const uint32_t alive = pair.writer.stats().transfers_alive;
     const int writes = scaled(100'000 / kSlowness);
     Random random(1);
-    for (int i = 0; i < writes; ++i) REQUIRE_FALSE(pair.write(0, random.below(1000), random.below(200), i % 2 == 0).refused());
+    for (int i = 0; i < writes; ++i)
+      REQUIRE_FALSE(pair.write(0, random.below(1000), random.below(200), i % 2 == 0).refused());
     CHECK(pair.writer.idle());
     CHECK(eventually([&] { return pair.writer.stats().transfers_alive == alive; }));
     CHECK(pair.owner.counted(pair.counter, static_cast<uint64_t>((writes + 1) / 2)));

@@ -1,12 +1,11 @@
 // What engines say to each other: round trips, and bytes from strangers.
-#include "tests/native/engine_support.h"
-
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "native/control.h"
 #include "native/immediate.h"
+#include "tests/native/engine_support.h"
 
 namespace te {
 namespace {
@@ -22,7 +21,8 @@ Bytes random_bytes_of(Random& random, size_t length) {
 }
 
 void mutate(Random& random, Bytes* bytes) {
-  for (uint64_t k = 1 + random.below(4); k > 0 && !bytes->empty(); --k) (*bytes)[random.below(bytes->size())] = static_cast<uint8_t>(random.next());
+  for (uint64_t k = 1 + random.below(4); k > 0 && !bytes->empty(); --k)
+    (*bytes)[random.below(bytes->size())] = static_cast<uint8_t>(random.next());
   if (random.chance(0.3)) bytes->resize(random.below(bytes->size() + 1));
   if (random.chance(0.1)) bytes->resize(bytes->size() + random.below(20));
   bytes->shrink_to_fit();
@@ -38,7 +38,8 @@ Hello random_hello(Random& random) {
   h.sender.nic_count = static_cast<uint32_t>(1 + random.below(TE_MAX_NICS));
   for (uint32_t i = 0; i < h.sender.nic_count; ++i) {
     h.sender.nics[i].length = static_cast<uint32_t>(1 + random.below(TE_NIC_ADDRESS_BYTES));
-    for (uint32_t k = 0; k < h.sender.nics[i].length; ++k) h.sender.nics[i].bytes[k] = static_cast<uint8_t>(random.next());
+    for (uint32_t k = 0; k < h.sender.nics[i].length; ++k)
+      h.sender.nics[i].bytes[k] = static_cast<uint8_t>(random.next());
   }
   h.sender_index = static_cast<uint32_t>(random.next());
   h.sender_token = random.next();
@@ -70,7 +71,8 @@ constexpr auto kLastRecord = static_cast<uint8_t>(RecordType::kByeDone);
 Record random_record(Random& random, uint8_t type) {
   Record r;
   r.type = static_cast<RecordType>(type);
-  if (r.type < RecordType::kSlots || r.type == RecordType::kFence || r.type == RecordType::kFenced) r.serial = random.next();
+  if (r.type < RecordType::kSlots || r.type == RecordType::kFence || r.type == RecordType::kFenced)
+    r.serial = random.next();
   const auto grant = [&] { return static_cast<Grant>(random.below(3)); };
   switch (r.type) {
     case RecordType::kRegionAttached:
@@ -87,8 +89,12 @@ Record random_record(Random& random, uint8_t type) {
       r.id = static_cast<uint16_t>(random.next());
       r.index = static_cast<uint16_t>(random.next());
       break;
-    case RecordType::kRevokeRegion: r.temporary = random.chance(0.5); break;
-    case RecordType::kFenced: r.granted = grant(); break;
+    case RecordType::kRevokeRegion:
+      r.temporary = random.chance(0.5);
+      break;
+    case RecordType::kFenced:
+      r.granted = grant();
+      break;
     case RecordType::kSlots:
       r.ids.resize(random.below(100));
       for (uint16_t& id : r.ids) id = static_cast<uint16_t>(random.next());
@@ -98,7 +104,8 @@ Record random_record(Random& random, uint8_t type) {
       r.delivered = static_cast<uint8_t>(random.next());
       r.unknown = random.chance(0.5);
       break;
-    default: break;
+    default:
+      break;
   }
   return r;
 }
@@ -127,8 +134,10 @@ TEST_CASE("pure: control: a header comes back") {
     write_header(h, bytes);
     MessageHeader back;
     REQUIRE(read_header(bytes, &back));
-    CHECK((back.type == h.type && back.first_fragment == h.first_fragment && back.target_index == h.target_index && back.token == h.token));
-    CHECK((back.sequence == h.sequence && back.acknowledged == h.acknowledged && back.consumed_bytes == h.consumed_bytes));
+    CHECK((back.type == h.type && back.first_fragment == h.first_fragment && back.target_index == h.target_index &&
+           back.token == h.token));
+    CHECK((back.sequence == h.sequence && back.acknowledged == h.acknowledged &&
+           back.consumed_bytes == h.consumed_bytes));
     CHECK(back.body_bytes == h.body_bytes);
   }
 }
@@ -230,7 +239,8 @@ TEST_CASE("pure: control: a rejection comes back, and bytes of another length or
     Bytes bytes = encode(reject);
     Reject back;
     REQUIRE(decode(bytes, &back));
-    CHECK((back.reason == reject.reason && back.echo_token == reject.echo_token && back.generation == reject.generation));
+    CHECK(
+        (back.reason == reject.reason && back.echo_token == reject.echo_token && back.generation == reject.generation));
     CHECK(std::memcmp(back.identity, reject.identity, 16) == 0);
     for (size_t length = 0; length < bytes.size(); ++length) CHECK_FALSE(decode(std::span(bytes).first(length), &back));
     bytes[0] = 0;
@@ -296,8 +306,9 @@ TEST_CASE("pure: control: every record comes back, alone and in a row") {
 TEST_CASE("pure: control: random and mutated records are refused or sane") {
   Random random(9);
   for (int i = 0; i < scaled(30'000); ++i) {
-    Bytes bytes = random.chance(0.2) ? random_bytes_of(random, random.below(400))
-                                     : encode(random_record(random, static_cast<uint8_t>(kFirstRecord + random.below(kLastRecord))));
+    Bytes bytes = random.chance(0.2)
+                      ? random_bytes_of(random, random.below(400))
+                      : encode(random_record(random, static_cast<uint8_t>(kFirstRecord + random.below(kLastRecord))));
     mutate(random, &bytes);
     Reader in(bytes);
     Record record;

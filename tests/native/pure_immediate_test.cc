@@ -29,7 +29,8 @@ TEST_CASE("pure: a slot immediate gives back slot, parts and counter for all par
     for (uint32_t counter = 0; counter < kMaxCounterIndex; ++counter)
       for (const uint32_t slot : {0u, 1u, 0x7FFFu, 0x8000u, 0xFFFFu}) {
         const uint32_t immediate = slot_immediate(static_cast<uint16_t>(slot), parts, counter);
-        if (immediate_id(immediate) != slot || immediate_parts(immediate) != parts || immediate_counter(immediate) != counter)
+        if (immediate_id(immediate) != slot || immediate_parts(immediate) != parts ||
+            immediate_counter(immediate) != counter)
           FAIL("slot=", slot, " parts=", parts, " counter=", counter);
       }
 }

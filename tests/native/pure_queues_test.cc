@@ -1,6 +1,4 @@
 // The lock-free ring and free list under many threads: every value exactly once. The intrusive list against a model.
-#include "tests/native/engine_support.h"
-
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -12,6 +10,7 @@
 #include "native/free_list.h"
 #include "native/list.h"
 #include "native/ring.h"
+#include "tests/native/engine_support.h"
 
 namespace te {
 namespace {

@@ -1,12 +1,11 @@
 // How bytes and pages are dealt out: every property that the engine relies on, exhaustively for small values and at random for large ones.
-#include "tests/native/engine_support.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "native/sharding.h"
 #include "native/sim/random.h"
+#include "tests/native/engine_support.h"
 
 namespace te {
 namespace {
@@ -30,8 +29,10 @@ std::vector<uint64_t> interesting_lengths() {
   std::vector<uint64_t> lengths;
   for (uint64_t i = 0; i <= 300; ++i) lengths.push_back(i);
   for (int bit = 9; bit <= 40; ++bit)
-    for (const int64_t d : {-65, -64, -63, -1, 0, 1, 63, 64, 65}) lengths.push_back((uint64_t{1} << bit) + static_cast<uint64_t>(d));
-  for (const uint64_t length : {(uint64_t{1} << 32) + 4096, uint64_t{16385}, ~uint64_t{0} >> 1, ~uint64_t{0} - 64}) lengths.push_back(length);
+    for (const int64_t d : {-65, -64, -63, -1, 0, 1, 63, 64, 65})
+      lengths.push_back((uint64_t{1} << bit) + static_cast<uint64_t>(d));
+  for (const uint64_t length : {(uint64_t{1} << 32) + 4096, uint64_t{16385}, ~uint64_t{0} >> 1, ~uint64_t{0} - 64})
+    lengths.push_back(length);
   Random random(7);
   for (int i = 0; i < 500; ++i) lengths.push_back(random.next() >> (random.below(50) + 8));
   return lengths;

@@ -1,6 +1,4 @@
 // Bytes that travel, through the C ABI: what is encoded comes back, and nothing else is accepted.
-#include "tests/native/engine_support.h"
-
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -8,6 +6,7 @@
 
 #include "native/te.h"
 #include "native/wire.h"
+#include "tests/native/engine_support.h"
 
 namespace te {
 namespace {
@@ -132,7 +131,8 @@ TEST_CASE("pure: CRC-32C gives the check values of RFC 3720") {
   CHECK(crc32c({}) == 0u);
 }
 
-TEST_CASE_TEMPLATE("pure: wire: what is encoded comes back, for 1 to 16 NICs", Codec, AddressCodec, RegionCodec, CounterCodec) {
+TEST_CASE_TEMPLATE("pure: wire: what is encoded comes back, for 1 to 16 NICs", Codec, AddressCodec, RegionCodec,
+                   CounterCodec) {
   Random random(1);
   for (uint32_t nics = 1; nics <= TE_MAX_NICS; ++nics)
     for (int i = 0; i < 20; ++i) {
@@ -145,8 +145,9 @@ TEST_CASE_TEMPLATE("pure: wire: what is encoded comes back, for 1 to 16 NICs", C
     }
 }
 
-TEST_CASE_TEMPLATE("pure: wire: the longest value fits the announced bound, and a capacity one byte too small is refused", Codec,
-                   AddressCodec, RegionCodec, CounterCodec) {
+TEST_CASE_TEMPLATE(
+    "pure: wire: the longest value fits the announced bound, and a capacity one byte too small is refused", Codec,
+    AddressCodec, RegionCodec, CounterCodec) {
   Random random(2);
   auto value = Codec::random(random, TE_MAX_NICS);
   te_address* address = reinterpret_cast<te_address*>(&value);  // the first member of all of them
@@ -163,7 +164,8 @@ TEST_CASE_TEMPLATE("pure: wire: the longest value fits the announced bound, and 
   CHECK(exact == bytes);
 }
 
-TEST_CASE_TEMPLATE("pure: wire: every flipped bit and every truncation is refused", Codec, AddressCodec, RegionCodec, CounterCodec) {
+TEST_CASE_TEMPLATE("pure: wire: every flipped bit and every truncation is refused", Codec, AddressCodec, RegionCodec,
+                   CounterCodec) {
   Random random(3);
   for (const uint32_t nics : {1u, 2u, 16u}) {
     const Bytes good = encoded<Codec>(Codec::random(random, nics));
@@ -173,7 +175,8 @@ TEST_CASE_TEMPLATE("pure: wire: every flipped bit and every truncation is refuse
       if (!refuses<Codec>(bad)) FAIL("bit ", bit, " of ", good.size() * 8);
     }
     for (size_t length = 0; length < good.size(); ++length)
-      if (!refuses<Codec>(Bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(length)))) FAIL("length ", length);
+      if (!refuses<Codec>(Bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(length))))
+        FAIL("length ", length);
     Bytes longer = good;
     longer.push_back(0);
     CHECK(refuses<Codec>(longer));
@@ -195,19 +198,21 @@ TEST_CASE_TEMPLATE("pure: wire: random bytes are refused", Codec, AddressCodec, 
 }
 
 // What an attacker can do who knows how to compute a checksum.
-TEST_CASE_TEMPLATE("pure: wire: mutated bytes under a right checksum give a sane value or a refusal", Codec, AddressCodec, RegionCodec,
-                   CounterCodec) {
+TEST_CASE_TEMPLATE("pure: wire: mutated bytes under a right checksum give a sane value or a refusal", Codec,
+                   AddressCodec, RegionCodec, CounterCodec) {
   Random random(5);
   for (int i = 0; i < scaled(5000); ++i) {
     Bytes bytes = encoded<Codec>(Codec::random(random, static_cast<uint32_t>(1 + random.below(16))));
-    for (uint64_t k = random.below(4) + 1; k > 0; --k) bytes[4 + random.below(bytes.size() - 4)] = static_cast<uint8_t>(random.next());
+    for (uint64_t k = random.below(4) + 1; k > 0; --k)
+      bytes[4 + random.below(bytes.size() - 4)] = static_cast<uint8_t>(random.next());
     if (random.chance(0.3)) bytes.resize(8 + random.below(bytes.size()));
     bytes = signed_bytes(std::move(bytes));
     bytes.shrink_to_fit();
     typename Codec::Value value;
     te_error why{};
     const int32_t status = Codec::decode(bytes, &value, &why);
-    if (status == TE_OK ? !sane(value) : status != TE_ERR_DESCRIPTOR) FAIL("round ", i, " gave ", te_status_name(status));
+    if (status == TE_OK ? !sane(value) : status != TE_ERR_DESCRIPTOR)
+      FAIL("round ", i, " gave ", te_status_name(status));
   }
 }
 

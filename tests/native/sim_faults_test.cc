@@ -64,7 +64,8 @@ TEST_CASE("sim keys: deregistered memory is never touched, even by what is in fl
   target.reset();
   const std::vector<Completion> rest = a.gather(16 - early.size());
   REQUIRE(rest.size() == 16 - early.size());
-  const auto refused = std::count_if(rest.begin(), rest.end(), [](auto& c) { return c.status == Status::kRemoteAccess; });
+  const auto refused =
+      std::count_if(rest.begin(), rest.end(), [](auto& c) { return c.status == Status::kRemoteAccess; });
   const auto partial = std::count_if(rest.begin(), rest.end(), [](auto& c) { return c.landed_unknown; });
   CHECK(refused > 0);
   CHECK(partial > 0);  // some had begun
@@ -170,7 +171,8 @@ TEST_CASE("sim register_fail: so many registrations fail, with a reason") {
   CHECK(a.provider->register_memory(0, {a.memory.data(), 64}, &key).ok());
   CHECK(a.provider->register_memory(0, {nullptr, 64}, &key).status() == Status::kRegistration);
   CHECK(a.provider->register_memory(0, {a.memory.data(), 0}, &key).status() == Status::kRegistration);
-  CHECK(a.provider->register_memory(0, {a.memory.data(), 64, TE_DEVICE_CUDA, 0}, &key).status() == Status::kRegistration);
+  CHECK(a.provider->register_memory(0, {a.memory.data(), 64, TE_DEVICE_CUDA, 0}, &key).status() ==
+        Status::kRegistration);
   CHECK(a.provider->register_memory(5, {a.memory.data(), 64}, &key).status() == Status::kArgument);
 }
 
@@ -375,9 +377,9 @@ TEST_CASE("sim stats: a context that is touched in flight is noticed") {
 
 TEST_CASE("sim commands: wrong ones are refused and say why") {
   Player a("");
-  for (const char* bad : {"", "nonsense", "nic_down", "nic_down 1", "nic_down x", "partition", "partition 12", "heal 12",
-                          "partition zz000000000000000000000000000000", "error_next", "error_next x", "error_next 1 softly",
-                          "error_next 1 clean 2", "register_fail", "flip_next x"}) {
+  for (const char* bad : {"", "nonsense", "nic_down", "nic_down 1", "nic_down x", "partition", "partition 12",
+                          "heal 12", "partition zz000000000000000000000000000000", "error_next", "error_next x",
+                          "error_next 1 softly", "error_next 1 clean 2", "register_fail", "flip_next x"}) {
     CAPTURE(bad);
     const Error error = a.provider->inject(bad);
     CHECK(error.status() == Status::kArgument);

@@ -13,9 +13,9 @@ using namespace te::sim::test;
 namespace {
 
 constexpr size_t kPlayers = 3, kNics = 2, kOperations = 400, kSlot = 512;
-constexpr size_t kSources = kOperations * kSlot;          // after the slots: what is sent and what is read
-constexpr size_t kConstant = 2 * kOperations * kSlot;     // after the sources: never written
-constexpr size_t kReceives = kConstant + kSlot;           // after it: receive buffers
+constexpr size_t kSources = kOperations * kSlot;       // after the slots: what is sent and what is read
+constexpr size_t kConstant = 2 * kOperations * kSlot;  // after the sources: never written
+constexpr size_t kReceives = kConstant + kSlot;        // after it: receive buffers
 constexpr size_t kReceiveCount = 2 * kOperations;
 constexpr size_t kBytes = kReceives + kReceiveCount * kSlot;
 
@@ -39,7 +39,8 @@ class Scenario {
     }
     for (size_t from = 0; from < kPlayers; ++from)
       for (uint32_t nic = 0; nic < kNics; ++nic)
-        for (size_t to = 0; to < kPlayers; ++to) paths_[from][nic][to] = players_[from]->path_to(*players_[to], nic, nic);
+        for (size_t to = 0; to < kPlayers; ++to)
+          paths_[from][nic][to] = players_[from]->path_to(*players_[to], nic, nic);
   }
 
   void run() {
@@ -85,7 +86,8 @@ class Scenario {
     if (choice < 92) return poll_all();
     static const char* const kCommands[] = {"pause", "resume", "nic_down 1", "nic_up 1", "heal", "error_next 1"};
     if (choice < 96) return player.inject(kCommands[random_.below(std::size(kCommands))]);
-    if (choice < 97) return player.inject("partition " + identity_hex(static_cast<uint8_t>(1 + random_.below(kPlayers))));
+    if (choice < 97)
+      return player.inject("partition " + identity_hex(static_cast<uint8_t>(1 + random_.below(kPlayers))));
     const size_t from = random_.below(kPlayers), to = random_.below(kPlayers);
     PathId& path = paths_[from][nic][to];
     if (choice < 99) {
@@ -132,8 +134,9 @@ class Scenario {
   void post_receive(Player& player, uint32_t nic) {
     size_t& used = receives_used_[&player];
     if (used == kReceiveCount) return;
-    const PostResult result = player.provider->post_receive(nic, player.memory.data() + kReceives + used * kSlot, kSlot,
-                                                            player.keys[nic].local_key, player.context(kOperations + used));
+    const PostResult result =
+        player.provider->post_receive(nic, player.memory.data() + kReceives + used * kSlot, kSlot,
+                                      player.keys[nic].local_key, player.context(kOperations + used));
     used += result.posted;
   }
 
@@ -156,7 +159,8 @@ class Scenario {
       planned.done = true;
       planned.completion = completion;
       ++finished_;
-      if (delivery_complete() && completion.status == Status::kOk) CHECK(landed_bytes(number) == expected_bytes(number));
+      if (delivery_complete() && completion.status == Status::kOk)
+        CHECK(landed_bytes(number) == expected_bytes(number));
       // The source is the engine's again: nothing may read it from here on.
       if (planned.request.opcode != Opcode::kRead) std::memset(planned.request.local, 0, planned.request.length);
     } else if (completion.kind == CompletionKind::kImmediate) {

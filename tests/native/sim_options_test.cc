@@ -1,6 +1,5 @@
 // Options of the simulated transport: what is accepted, what is refused with which words, and what becomes a capability.
 #include "native/sim/options.h"
-
 #include "tests/native/sim_support.h"
 
 using namespace te;
@@ -9,11 +8,12 @@ using namespace te::sim::test;
 
 TEST_CASE("sim options: every key is read") {
   Options o;
-  REQUIRE(parse_options("seed=7,reorder=0,delay=3,mtu=512,delivery_complete=0,depth=5,receive_depth=6,completion_depth=9,"
-                        "max_write=1000,max_send=100,busy=0.25,error=0.5,wait_fd=0,reads=0,virtual_addresses=0,"
-                        "stale_keys_land=1,require_peer=1,reports_dead_peer=1,connected=1,address=a.b-c_9",
-                        &o)
-              .ok());
+  REQUIRE(
+      parse_options("seed=7,reorder=0,delay=3,mtu=512,delivery_complete=0,depth=5,receive_depth=6,completion_depth=9,"
+                    "max_write=1000,max_send=100,busy=0.25,error=0.5,wait_fd=0,reads=0,virtual_addresses=0,"
+                    "stale_keys_land=1,require_peer=1,reports_dead_peer=1,connected=1,address=a.b-c_9",
+                    &o)
+          .ok());
   CHECK(o.seed == 7);
   CHECK_FALSE(o.reorder);
   CHECK(o.delay == 3);

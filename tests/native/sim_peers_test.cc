@@ -36,7 +36,8 @@ TEST_CASE("sim kill: peers hear nothing, the dead land nothing, and only then de
   CHECK(untouched(b, 0, 512));
   for (const Completion& each : b.settle()) CHECK(each.status == Status::kCancelled);
   CHECK(b.post(b.write(to_a, a, 0, 0, 0, 8)).provider_status == ESHUTDOWN);
-  CHECK(b.provider->post_receive(0, b.memory.data(), 8, b.keys[0].local_key, b.context(1)).provider_status == ESHUTDOWN);
+  CHECK(b.provider->post_receive(0, b.memory.data(), 8, b.keys[0].local_key, b.context(1)).provider_status ==
+        ESHUTDOWN);
   CHECK_FALSE(b.provider->nic(0).up);
   REQUIRE(a.provider->reset_path(0, to_b).ok());
   CHECK(a.gather(8).size() == 8);

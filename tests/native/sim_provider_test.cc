@@ -188,7 +188,8 @@ TEST_CASE("sim seed: the same seed gives the same schedule, another seed another
       events.push_back(posted.posted * 2 + posted.busy);
       for (Player* each : {&a, &b})
         for (const Completion& c : each->poll())
-          events.push_back(uint64_t{each->number(c.context)} << 8 | static_cast<uint8_t>(c.status) << 1 | c.landed_unknown);
+          events.push_back(uint64_t{each->number(c.context)} << 8 | static_cast<uint8_t>(c.status) << 1 |
+                           c.landed_unknown);
     }
     return events;
   };

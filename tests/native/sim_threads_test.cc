@@ -31,8 +31,8 @@ void work(Player& self, const std::vector<PathId>& paths, const std::vector<Play
     }
     if (round % 2 == 0) {
       const size_t slot = random.below(64);
-      static_cast<void>(self.provider->post_receive(0, self.memory.data() + 40000 + slot * 64, 64, self.keys[0].local_key,
-                                                    self.context(2048 + slot)));
+      static_cast<void>(self.provider->post_receive(0, self.memory.data() + 40000 + slot * 64, 64,
+                                                    self.keys[0].local_key, self.context(2048 + slot)));
     }
     if (round % 97 == 0) static_cast<void>(self.provider->reset_path(0, paths[to]));
     if (round % 31 == 0) static_cast<void>(self.provider->arm(0));
@@ -74,8 +74,7 @@ TEST_CASE("sim threads: workers, registrations, injections and deaths run side b
       for (Player* peer : peers) paths[i].push_back(peers[i]->path_to(*peer));
     {
       std::vector<std::jthread> threads;
-      for (size_t i = 0; i < kWorkers; ++i)
-        threads.emplace_back([&, i] { work(*peers[i], paths[i], peers, i); });
+      for (size_t i = 0; i < kWorkers; ++i) threads.emplace_back([&, i] { work(*peers[i], paths[i], peers, i); });
       threads.emplace_back([&] { register_and_forget(*peers[0]->provider); });
       threads.emplace_back([&] { trouble(*peers[1]->provider, 3); });
       threads.emplace_back([&] { static_cast<void>(peers[3]->provider->inject("kill")); });
@@ -88,7 +87,8 @@ TEST_CASE("sim threads: workers, registrations, injections and deaths run side b
 TEST_CASE("sim threads: a provider may be destroyed while others write to it") {
   for (int round = 0; round < 5; ++round) {
     std::vector<std::unique_ptr<Player>> players;
-    for (uint8_t i = 0; i < kWorkers; ++i) players.push_back(std::make_unique<Player>("delay=2,completion_depth=0", 1 + i));
+    for (uint8_t i = 0; i < kWorkers; ++i)
+      players.push_back(std::make_unique<Player>("delay=2,completion_depth=0", 1 + i));
     std::vector<MemoryKey> keys;
     std::vector<te_nic_address> addresses;
     for (auto& player : players) {

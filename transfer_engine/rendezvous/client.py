@@ -19,6 +19,7 @@ _GRACE_S = 5.0  # the server tells what is late; this long after, it is the serv
 _GREETING_S = 3.0  # a port that does not answer by then belongs to somebody else, or is overloaded: tried again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _READ_BYTES = 1 << 20
+_HINT = "look at rank 0, or whoever serves the store: its log, and whether it closed the rendezvous before the others"
 
 
 class TcpStore:
@@ -153,34 +154,31 @@ class TcpStore:
         for key in ask.keys:
             if not 0 < len(key.encode()) <= wire.MOST_KEY_BYTES:
                 raise errors.ArgumentError(f"a key of {len(key.encode())} bytes; 1 to {wire.MOST_KEY_BYTES}")
+        operation = ask.kind.name.lower()
         with self._lock:
             if self._broken is not None:
-                raise errors.PeerUnreachable(self._broken, operation=ask.kind.name.lower(), peer=self.address)
+                raise errors.PeerUnreachable(self._broken, operation=operation, peer=self.address, hint=_HINT)
             try:
                 self._socket.settimeout(timeout_s + _GRACE_S)
                 self._send(wire.encode_ask(ask))
-                answer = wire.decode_answer(
-                    self._receive(time.monotonic() + timeout_s + _GRACE_S, wire.MOST_FRAME_BYTES)
-                )
+                deadline = time.monotonic() + timeout_s + _GRACE_S
+                answer = wire.decode_answer(self._receive(deadline, wire.MOST_FRAME_BYTES))
             except BaseException as cause:  # half a message may be under way: nothing after it would be understood
                 self._broken = f"the store does not answer any more ({_reason(cause)}): rank 0's process may have ended"
                 self._socket.close()
                 if not isinstance(cause, (OSError, WireError)):
                     raise
                 raise errors.PeerUnreachable(
-                    self._broken, operation=ask.kind.name.lower(), peer=self.address, status=_status(cause)
+                    self._broken, operation=operation, peer=self.address, status=_status(cause), hint=_HINT
                 ) from cause
         if answer.kind is Reply.LATE:
+            text = f"{len(ask.keys)} keys, not all of which were there"
             raise errors.TransferTimeout(
-                f"{len(ask.keys)} keys, not all of which were there",
-                operation=ask.kind.name.lower(),
-                elapsed_s=timeout_s,
+                text, operation=operation, elapsed_s=timeout_s, hint="whoever sets these keys is late or gone"
             )
         if answer.kind is Reply.FAILED:
-            full = answer.text.startswith("the store is full")
-            raise (errors.ResourceExhausted if full else errors.ArgumentError)(
-                answer.text, operation=ask.kind.name.lower()
-            )
+            error = errors.ResourceExhausted if "the store is full" in answer.text else errors.ArgumentError
+            raise error(answer.text, operation=operation)
         return answer
 
     def _send(self, body: bytes) -> None:

@@ -162,5 +162,7 @@ class ForeignStore:
     def _failed(self, operation: str, cause: Exception) -> errors.PeerUnreachable:
         text = str(cause).strip().partition("\n")[0]
         return errors.PeerUnreachable(
-            f"the {type(self._store).__name__} failed: {text or type(cause).__name__}", operation=operation
+            f"the {type(self._store).__name__} failed: {text or type(cause).__name__}",
+            operation=operation,
+            hint="the store was passed in: look at whoever serves it",
         )
