@@ -18,7 +18,7 @@ from .rig import POISON, SOON_S, Child, Link, Rig, eventually, on
 # Where a network, or a peer, can be made to stand still: the simulated fabric holds bytes back; elsewhere the peer's
 # process is stopped.
 on_standstill = pytest.mark.cases(
-    [*on(nics=(1, 3), faults=True).mark.args[0], *on(nics=(2,), apart=True, transports=("tcp", "shm")).mark.args[0]]
+    [*on(nics=(1, 3), faults=True).mark.args[0], *on(nics=(2,), apart=True, transports=("tcp",)).mark.args[0]]
 )
 
 
@@ -212,7 +212,7 @@ def test_a_fence_of_a_stranger_is_done_at_once(rig: Rig) -> None:
     assert time.monotonic() - begin < 2
 
 
-@on(nics=(2,), apart=True)
+@on(nics=(2,), apart=True, transports=("tcp",))
 @pytest.mark.parametrize("length", [10_000, 4 << 20])
 def test_after_the_fence_of_a_stopped_writer_nothing_of_it_lands_or_the_fence_does_not_end(
     rig: Rig, length: int

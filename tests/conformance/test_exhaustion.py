@@ -69,6 +69,23 @@ def test_descriptors_used_after_their_close_use_up_nothing(rig: Rig) -> None:
         link.region.close(SOON_S)
 
 
+@on(nics=(2,))
+@pytest.mark.parametrize("how", ["parting", "fence"])
+def test_descriptors_known_before_a_parting_use_up_nothing(rig: Rig, how: str) -> None:
+    rig.set_up(**FEW)
+    for _ in range(100):
+        link = rig.link(100)
+        link.write(0, 0, 100).wait(SOON_S)
+        assert link.wait(1) == 1
+        if how == "parting":
+            rig.near.disconnect(rig.far.address()).wait(SOON_S)
+        else:
+            rig.far.fence(rig.near.address)
+        rig.far.close_memory(link.memory)
+        rig.far.close_counter(link.counter)
+        link.region.close(SOON_S)
+
+
 @on(nics=(1,), apart=False)
 def test_a_full_table_is_a_typed_error_that_names_its_setting(rig: Rig) -> None:
     rig.set_up(max_regions=4, max_counters=3)

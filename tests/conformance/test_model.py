@@ -291,7 +291,6 @@ def run_traffic(rig: Rig, examples: int, steps: int) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine, settings=settings(unhurried, max_examples=examples, stateful_step_count=steps)
     )
-    eventually(lambda: rig.near.stats()["engine"]["remote_regions"] == 0)
 
 
 @on(nics=(2,), apart=False)

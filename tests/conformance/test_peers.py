@@ -35,9 +35,9 @@ class Mortal:
             self._child.kill()
 
 
-# The simulated fabric kills engines of this process; elsewhere a process is killed. Not on shm: libfabric 1.17's waits for ever for a
-# lock that the killed process held (one time in ten), and a long write to the dead stops all long writes of that NIC. See
-# "Known limits" in docs/contract.md.
+# The simulated fabric kills engines of this process; elsewhere a process is killed. Not on shm: libfabric 1.17 waits
+# for ever for a lock that the killed process held (one time in ten), and a long write to the dead stops all long
+# writes of that NIC. See "Known limits" in docs/contract.md.
 on_mortals = pytest.mark.cases(
     [*on(nics=(2,), faults=True).mark.args[0], *on(nics=(2,), apart=True, transports=("tcp",)).mark.args[0]]
 )
