@@ -102,7 +102,7 @@ bench: .venv/.wheel ## host overhead, bandwidth, rate and latency on this machin
 
 # --- style --------------------------------------------------------------------------------------------------------------
 # mypy sees the package as it is installed: tools/ as transfer_engine/tools.
-lint: .venv/.setup ## ruff, mypy, clang-format, compiler warnings
+lint: .venv/.wheel ## ruff, mypy, clang-format, compiler warnings
 	@$(quiet) "ruff check" ruff check .
 	@$(quiet) "ruff format" ruff format --check .
 	@rm -rf build/typing; mkdir -p build/typing/transfer_engine
