@@ -288,7 +288,8 @@ Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_n
       outcome = Error(Status::kPeerLost,
                       format("counter at %llu/%llu when peer %d, on which it depends, was lost",
                              static_cast<unsigned long long>(counter->value.load(std::memory_order_acquire)),
-                             static_cast<unsigned long long>(at_least), *lost));
+                             static_cast<unsigned long long>(at_least), *lost))
+                    .about_peer(*lost);
       break;
     }
     const int64_t left = deadline - now_ns();

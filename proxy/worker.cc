@@ -210,7 +210,7 @@ int64_t Worker::sleep_timeout() {
 
 void Worker::tick() {
   // A worker that was itself stopped (SIGSTOP, a debugger, a starved machine) must not take its own absence for the peers' silence.
-  const bool was_away = now_ - last_tick_ > settings_.peer_timeout_ns / 3;
+  const bool was_away = now_ - last_tick_ > std::max(settings_.peer_timeout_ns / 3, 2 * kLongestSleep);
   last_tick_ = now_;
   check_deadlines();
   if (engine_.cancel_requested_.exchange(false, std::memory_order_seq_cst)) cancel_requested();

@@ -98,6 +98,7 @@ class Worker {
   void end_transfer(te_transfer* transfer);
   void finish(Operation* op);  // nothing of it is in flight; success unless it was reported before
   void fail(Operation* op, Status status, const char* detail, int provider_status = 0, int nic = -1);
+  void forget_closing(Operation* op);
   void settle_quiesced(te_transfer* transfer);
   void release_operation(Operation* op);
   void replace_zombie(Operation* op);

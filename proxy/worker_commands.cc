@@ -236,8 +236,8 @@ void Worker::check_armed(Counter& counter) {
         char why[120];
         std::snprintf(why, sizeof why, "counter at %llu/%llu when a peer that it depends on was lost",
                       static_cast<unsigned long long>(value), static_cast<unsigned long long>(op->threshold));
+        note_failure(op->transfer, Status::kPeerLost, 0, -1, index, why);
         report(op, Status::kPeerLost, 0, -1, why);
-        op->transfer->peer = index;
         break;
       }
       if (!op->reported) {

@@ -65,7 +65,7 @@ void Worker::continue_closings() {
                       : op->kind == OperationKind::kCloseCounter ? close_counter_step(op)
                                                                  : fence_step(op);
     if (!done) continue;
-    std::erase(closings_, op);
+    forget_closing(op);
     finish(op);
   }
   in_closings_ = false;
@@ -82,7 +82,7 @@ bool Worker::close_region_step(Operation* op) {
 }
 
 bool Worker::region_released(Region& region) {
-  if (!region.holders.empty() || region.users.load(std::memory_order_seq_cst) != 0) return false;
+  if (region.rekeying || !region.holders.empty() || region.users.load(std::memory_order_seq_cst) != 0) return false;
   if (capabilities_.keys_enforced) return true;  // deregistering ends what a lost peer could do
   const uint32_t handle = region.handle.load(std::memory_order_relaxed);
   return std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
@@ -127,7 +127,8 @@ bool Worker::fence_step(Operation* op) {
     if (ghost.peer != &peer) continue;
     for (size_t i = 0; capabilities_.keys_enforced && i < ghost.regions.size(); ++i) {
       Region* region = engine_.regions_.get(ghost.regions[i]);
-      if (region != nullptr && !region->rekeying && !region->deregistered) start_rekey(*region, nullptr);
+      if (region != nullptr && !region->rekeying && region->open.load(std::memory_order_seq_cst))
+        start_rekey(*region, nullptr);  // a closed one is deregistered by whoever closes it
     }
     certain &= ghost.regions.empty();
   }
@@ -191,7 +192,7 @@ void Worker::take_fence(Peer& peer, uint64_t serial) {
   record.serial = serial;
   if (region == nullptr) {
     record.granted = Grant::kGranted;  // closed and deregistered
-  } else if (capabilities_.keys_enforced) {
+  } else if (capabilities_.keys_enforced && region->open.load(std::memory_order_seq_cst)) {
     region->fence_requesters.push_back(&peer);
     if (!region->rekeying) start_rekey(*region, &peer);
     else holder_gone(*region, peer);

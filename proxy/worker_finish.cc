@@ -64,7 +64,7 @@ void Worker::fail(Operation* op, Status status, const char* detail, int provider
     std::erase(op->peer->connects, op);
     std::erase(op->peer->disconnects, op);
   }
-  std::erase(closings_, op);
+  forget_closing(op);
   report(op, status, provider_status, nic, detail);
   if (op->in_flight > 0) {
     fences_wanted_ = true;
@@ -74,14 +74,19 @@ void Worker::fail(Operation* op, Status status, const char* detail, int provider
   finish(op);
 }
 
+// Before the caller is told: it may use the object for something else at once.
+void Worker::forget_closing(Operation* op) {
+  std::erase(closings_, op);
+  if (op->kind == OperationKind::kCloseRegion) op->region->closing = nullptr;
+  if (op->kind == OperationKind::kCloseCounter) op->local_counter->closing = nullptr;
+}
+
 void Worker::release_operation(Operation* op) {
   active_.remove(op);
   if (op->region != nullptr && op->kind != OperationKind::kCloseRegion) op->region->leave();
   if (op->admitted) unclaim(op);
   if (op->pages != nullptr) engine_.retire_page_list(op->pages);
   op->pages = nullptr;
-  if (op->kind == OperationKind::kCloseRegion && op->region != nullptr) op->region->closing = nullptr;
-  if (op->kind == OperationKind::kCloseCounter && op->local_counter != nullptr) op->local_counter->closing = nullptr;
   if (op->block != nullptr) {
     BatchBlock* block = op->block;
     if (--block->remaining == 0) delete block;

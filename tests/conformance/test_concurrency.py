@@ -15,7 +15,7 @@ from .rig import SOON_S, Rig, eventually, on
 THREADS = 64
 
 
-def in_threads(count: int, work: Callable[[int], None]) -> None:
+def in_threads(count: int, work: Callable[[int], None], bound_s: float = 2 * SOON_S) -> None:
     """Runs work(0) ... work(count - 1), all begun at one moment; whatever they raise is raised here."""
     gate = threading.Barrier(count)
     errors: list[BaseException] = []
@@ -31,7 +31,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * SOON_S)
+        thread.join(bound_s)
         assert not thread.is_alive()
     if errors:
         raise errors[0]
@@ -152,6 +152,6 @@ def test_64_threads_submit_for_a_long_time(rig: Rig) -> None:
         for transfer in under_way:
             transfer.wait(SOON_S)
 
-    in_threads(THREADS, work)
+    in_threads(THREADS, work, 3000)
     assert link.wait(THREADS * 20_000) == THREADS * 20_000
     link.check([(0, 0, THREADS * 2000)])

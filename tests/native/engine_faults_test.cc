@@ -24,7 +24,7 @@ struct Marker {
   explicit Marker(Pair& pair)
       : pair(pair), counter(pair.owner.counter()), remote(pair.writer.remote_counter(pair.owner, counter)) {}
   void settle() {
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < 6; ++round) {
       require_ok(pair.writer.write(pair.source, 0, pair.remote, 0, kBytes / 2, remote));
       REQUIRE(pair.owner.counted(counter, ++sent));
     }
@@ -73,16 +73,18 @@ TEST_CASE("engine: a write that fails cleanly says so, counts nothing and leaves
 
 TEST_CASE("engine: of two cut writes under way at once one fails and the counter rises by exactly one") {
   for (const char* order : kOrders)
-    for (const char* fate : {"clean", "unknown", "partial", "late"})
-      for (uint32_t nics = 2; nics <= 4; ++nics)
+    for (uint32_t nics = 2; nics <= 4; ++nics) {
+      CAPTURE(std::string(order));
+      CAPTURE(nics);
+      Pair pair({"sim", std::string(order) + ",mtu=256", nics, {}}, kBytes);
+      Marker marker(pair);
+      require_ok(pair.write(0, 0, 1));
+      for (const char* fate : {"clean", "unknown", "partial", "late"})
         for (int skip = 0; skip < static_cast<int>(2 * nics); ++skip) {
-          CAPTURE(std::string(order));
           CAPTURE(std::string(fate));
-          CAPTURE(nics);
           CAPTURE(skip);
-          Pair pair({"sim", std::string(order) + ",mtu=256", nics, {}}, kBytes);
-          require_ok(pair.writer.connect(pair.peer()));
-          require_ok(pair.write(0, 0, 1));
+          marker.settle();
+          const uint64_t before = pair.owner.value(pair.counter);
           pair.writer.inject("fail_after " + std::to_string(skip) + " " + fate);
           Transfer one = pair.write(0, 0, 8000), two = pair.write(20'000, 20'000, 8000);
           const int failed = (one.wait() != TE_OK) + (two.wait() != TE_OK);
@@ -90,15 +92,16 @@ TEST_CASE("engine: of two cut writes under way at once one fails and the counter
           CHECK(failed >= 1);
           CHECK(one.wait_quiesced());
           CHECK(two.wait_quiesced());
+          marker.settle();
           const uint64_t good = static_cast<uint64_t>(2 - failed);
           // "late" bytes, immediate included, may complete a write that was reported as failed: wholly in memory, so it may count.
           const uint64_t most = std::string(fate) == "late" ? 2 : good;
-          REQUIRE(pair.owner.wait(pair.counter, 1 + good) == TE_OK);
-          Marker(pair).settle();
+          const uint64_t rise = pair.owner.value(pair.counter) - before;
+          REQUIRE(rise >= good);
+          REQUIRE(rise <= most);
           check_healthy(pair, 2);
-          CHECK(pair.owner.value(pair.counter) >= 1 + good + 2);
-          CHECK(pair.owner.value(pair.counter) <= 1 + most + 2);
         }
+    }
 }
 
 TEST_CASE("engine: hundreds of failures with known outcome use up neither slots nor credits") {
@@ -343,7 +346,7 @@ TEST_CASE("engine: many senders do not overrun a receiver's completion queue") {
   }
   // Held back, then all at once.
   for (auto& sender : senders) sender->inject("pause");
-  constexpr int kEach = 600;
+  constexpr int kEach = 300;  // fewer than the sender has slots
   for (auto& sender : senders)
     for (int i = 0; i < kEach; ++i)
       transfers.push_back(sender->write(*sender->memories[0], 0, sender->remote(owner, target), 0, 16,

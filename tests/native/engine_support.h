@@ -190,8 +190,8 @@ class Player {
     if (setup.transport == "tcp") settings.nics = "lo";
     if (setup.transport == "sim") settings.nic_count = setup.nics;
     settings.core = TE_CORE_NONE;
-    settings.operations = 1024;
-    settings.max_regions = settings.max_counters = 4096;
+    settings.operations = 512;
+    settings.max_regions = settings.max_counters = 1024;
     settings.max_peers = 64;
     settings.peer_timeout_ns = kPatience;
     settings.default_timeout_ns = kPatience;
