@@ -17,6 +17,10 @@ sources := $(sort $(shell find $(source_dirs) -type f -not -path '*/__pycache__/
 cxx_files := $(shell find native proxy efa cx7 tools tests -name '*.cc' -o -name '*.h' 2>/dev/null)
 # Tests keep to the loopback interface.
 loopback_only := TE_NICS=lo
+# A test that hangs is ended and named. The slow ones run in `make soak`; under the sanitizers, what moves bytes runs.
+patience := timeout --signal=ABRT 1500
+quick_tests := -tce='*100,000*'
+sanitized_tests := $(quick_tests) -sf='*pure_*,*sim_*,*engine_writes*,*engine_pages*,*engine_model*,*engine_regions*'
 native_tests := $(loopback_only) SHOW='test cases:.*skipped' $(quiet)
 
 # Set-up is stale when .venv was moved or does not run any more, or when another interpreter is asked for.
@@ -72,18 +76,18 @@ test: test-native test-asan test-tsan test-python ## all tests: native, under th
 
 test-native: .venv/.setup ## native tests
 	$(call native,native,-DTE_WERROR=ON)
-	@$(native_tests) "test native" build/native/te_tests
+	@$(native_tests) "test native" $(patience) build/native/te_tests $(quick_tests)
 
 test-asan: .venv/.setup ## native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call native,asan,-DTE_SANITIZE=address)
 	@LSAN_OPTIONS=suppressions=tests/native/lsan.supp UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(native_tests) "test asan" build/asan/te_tests
+	  $(native_tests) "test asan" $(patience) build/asan/te_tests $(sanitized_tests)
 
 # ThreadSanitizer cannot map its memory where addresses are randomised widely; setarch -R turns that off for the process.
 test-tsan: .venv/.setup ## native tests under ThreadSanitizer
 	$(call native,tsan,-DTE_SANITIZE=thread)
 	@TSAN_OPTIONS=suppressions=tests/native/tsan.supp:second_deadlock_stack=1 \
-	  $(native_tests) "test tsan" $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/te_tests
+	  $(native_tests) "test tsan" $(patience) $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/te_tests $(sanitized_tests)
 
 # pytest runs outside of the source tree, so that it can only import the installed wheel.
 pytest = mkdir -p build/run && cd build/run && $(loopback_only) ../../$(python) -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider
@@ -97,7 +101,8 @@ soak: .venv/.wheel ## tests that run for minutes
 bench: .venv/.wheel ## host overhead, bandwidth, rate and latency on this machine
 	@$(quiet) "configure bench" cmake -S . -B build/bench -G Ninja -DTE_BENCH=ON
 	@$(quiet) "compile bench" cmake --build build/bench
-	@for program in build/bench/bench_*; do test ! -x $$program || $(loopback_only) $$program || exit; done
+	@for program in build/bench/bench_*; do for transport in tcp shm; do \
+	  test ! -x $$program || $(loopback_only) $$program $$transport || exit; done; done
 	@$(loopback_only) .venv/bin/transfer-engine bench
 
 # --- style --------------------------------------------------------------------------------------------------------------
