@@ -17,10 +17,11 @@ sources := $(sort $(shell find $(source_dirs) -type f -not -path '*/__pycache__/
 cxx_files := $(shell find native proxy efa cx7 tools tests -name '*.cc' -o -name '*.h' 2>/dev/null)
 # Tests keep to the loopback interface.
 loopback_only := TE_NICS=lo
-# A test that hangs is ended and named. The slow ones run in `make soak`; under the sanitizers, what moves bytes runs.
-patience := timeout --signal=ABRT 1500
-quick_tests := -tce='*100,000*'
-sanitized_tests := $(quick_tests) -sf='*pure_*,*sim_*,*engine_writes*,*engine_pages*,*engine_model*,*engine_regions*'
+# A test that hangs is ended and named. `make test` runs the quick files; `make soak` runs all of them in full.
+patience := timeout --signal=ABRT 1200
+quick_files := *pure_*,*sim_*,*engine_counters*,*engine_deadlines*,*engine_writes*,*engine_pages*,*engine_model*,*engine_regions*
+quick_tests := -tce='*100,000*' -sf='*efa_*,$(quick_files)'
+sanitized_tests := -tce='*100,000*,*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_writes*,*engine_pages*,*engine_regions*'
 native_tests := $(loopback_only) SHOW='test cases:.*skipped' $(quiet)
 
 # Set-up is stale when .venv was moved or does not run any more, or when another interpreter is asked for.
@@ -96,6 +97,8 @@ test-python: .venv/.wheel ## Python tests against the installed wheel; ARGS="-k 
 	@$(pytest) -q $(ARGS) ../../tests
 
 soak: .venv/.wheel ## tests that run for minutes
+	$(call native,native,-DTE_WERROR=ON)
+	@$(native_tests) "soak native" build/native/te_tests
 	@$(pytest) -m soak --timeout 3600 $(ARGS) ../../tests
 
 bench: .venv/.wheel ## host overhead, bandwidth, rate and latency on this machine

@@ -145,7 +145,7 @@ def test_64_threads_submit_for_a_long_time(rig: Rig) -> None:
 
     def work(k: int) -> None:
         under_way: list[te.Transfer] = []
-        for _ in range(20_000):
+        for _ in range(5_000):
             under_way.append(link.write(k * 2000, k * 2000, 2000))
             if len(under_way) == 16:
                 under_way.pop(0).wait(SOON_S)
@@ -153,5 +153,5 @@ def test_64_threads_submit_for_a_long_time(rig: Rig) -> None:
             transfer.wait(SOON_S)
 
     in_threads(THREADS, work, 3000)
-    assert link.wait(THREADS * 20_000) == THREADS * 20_000
+    assert link.wait(THREADS * 5_000) == THREADS * 5_000
     link.check([(0, 0, THREADS * 2000)])
