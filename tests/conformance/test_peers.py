@@ -234,6 +234,27 @@ def test_a_peer_that_stops_is_lost_and_may_return(rig: Rig, life: dict[str, Any]
 
 
 @on(nics=(2,), apart=True)
+def test_memory_that_a_peer_held_before_it_was_lost_is_free_once_it_has_returned(
+    rig: Rig, life: dict[str, Any]
+) -> None:
+    rig.clean = False  # what it had sent before it was lost arrives when it wakes up
+    child = rig.spawn()
+    far = rig.another_far(child, **life)
+    target = np.full(1000, POISON, np.uint8)
+    region, counter = rig.near.register(target), rig.near.counter()
+    number, _ = far.memory(1000)
+    far.push(number, region.descriptor, counter.descriptor, 1)
+    address = far.address()
+    child.stop()
+    eventually(lambda: rig.near.stats()["peers"][str(address)]["state"] == "lost", BOUND_S)
+    child.resume()
+    eventually(lambda: rig.near.connect(address).state == "connected")
+    rig.near.fence(address, timeout_s=BOUND_S).wait(SOON_S)
+    region.close(BOUND_S)
+    counter.close(BOUND_S)
+
+
+@on(nics=(2,), apart=True)
 def test_the_owner_of_memory_hears_the_truth_about_a_writer_that_stopped(rig: Rig, life: dict[str, Any]) -> None:
     child = rig.spawn()
     far = rig.another_far(child, **life)

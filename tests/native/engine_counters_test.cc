@@ -148,7 +148,7 @@ TEST_CASE(
 
 TEST_CASE("engine: counters opened and closed 100,000 times do not run out") {
   Player player({"sim", "", 1, {}});
-  const int rounds = scaled(100'000 / (kSlowness * kSlowness));
+  const int rounds = scaled(100'000);
   for (int i = 0; i < rounds; ++i) {
     uint32_t counter = TE_NONE;
     REQUIRE(te_counter_open(player.engine, &counter, &player.error) == TE_OK);
@@ -161,7 +161,7 @@ TEST_CASE("engine: counter ids used by a peer, closed and opened again do not ru
   for (const char* sim : {"reorder=0", "reorder=1,delay=1"}) {
     CAPTURE(std::string(sim));
     Pair pair({"sim", sim, 1, [](te_settings& s) { s.max_counters = 8; }}, 4096);
-    for (int i = 0; i < scaled(1500 / kSlowness); ++i) {
+    for (int i = 0; i < scaled(1500); ++i) {
       const uint32_t counter = pair.owner.counter();
       const uint32_t remote = pair.writer.remote_counter(pair.owner, counter);
       const uint64_t writes =

@@ -286,6 +286,7 @@ TEST_CASE("engine: a NIC that goes down fails what it carries, with its name, an
     pair.writer.inject("nic_up 1");
     const int32_t connected = pair.writer.connect(pair.peer()).wait();
     CHECK(connected == TE_OK);
+    Marker(pair).settle();
     check_healthy(pair, 10);
   }
 }

@@ -39,13 +39,13 @@ inline constexpr int64_t kPatience = 30 * kSecond * kSlowness;
 // What tests of dead peers set as peer_timeout_ns.
 inline constexpr int64_t kShortLife = 400 * kMs * kSlowness;
 
-// Counts grow with the environment variable TE_TEST_SCALE.
+// Counts grow with the environment variable TE_TEST_SCALE and are smaller under the sanitizers.
 inline int scaled(int count) {
   static const double scale = [] {
     const char* text = std::getenv("TE_TEST_SCALE");
     return text == nullptr ? 1.0 : std::max(0.01, std::atof(text));
   }();
-  return std::max(1, static_cast<int>(count * scale));
+  return std::max(1, static_cast<int>(count * scale / kSlowness));
 }
 
 inline int64_t monotonic_ns() {

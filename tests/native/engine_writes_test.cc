@@ -424,7 +424,7 @@ TEST_CASE("engine: 100,000 writes leave no operation and no transfer behind") {
     CAPTURE(setup.text());
     Pair pair(setup);
     const uint32_t alive = pair.writer.stats().transfers_alive;
-    const int writes = scaled(100'000 / kSlowness);
+    const int writes = scaled(100'000);
     Random random(1);
     for (int i = 0; i < writes; ++i)
       REQUIRE_FALSE(pair.write(0, random.below(1000), random.below(200), i % 2 == 0).refused());
