@@ -190,6 +190,7 @@ TEST_CASE("engine: after a restart at the same address old handles give PEER_RES
   for (const bool silent : {true, false})
     for (const bool same_identity : {true, false})
       for (const bool noticed : {true, false}) {
+        if ((silent != same_identity) == noticed) continue;  // half of the combinations, each pair of values among them
         CAPTURE(silent);
         CAPTURE(same_identity);
         CAPTURE(noticed);

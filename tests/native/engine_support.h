@@ -27,7 +27,7 @@ inline constexpr int64_t kMs = 1'000'000;
 inline constexpr int64_t kSecond = 1'000 * kMs;
 
 #if defined(__SANITIZE_THREAD__)
-inline constexpr int kSlowness = 4;
+inline constexpr int kSlowness = 3;
 #elif defined(__SANITIZE_ADDRESS__)
 inline constexpr int kSlowness = 2;
 #else
@@ -35,9 +35,9 @@ inline constexpr int kSlowness = 1;
 #endif
 
 // Bound of waits that must not end early. Generous: only a hang reaches it.
-inline constexpr int64_t kPatience = 30 * kSecond * kSlowness;
+inline constexpr int64_t kPatience = 20 * kSecond * kSlowness;
 // What tests of dead peers set as peer_timeout_ns.
-inline constexpr int64_t kShortLife = 400 * kMs * kSlowness;
+inline constexpr int64_t kShortLife = 300 * kMs * kSlowness;
 
 // Counts grow with the environment variable TE_TEST_SCALE and are smaller under the sanitizers.
 inline int scaled(int count) {
