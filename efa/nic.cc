@@ -210,8 +210,9 @@ Error Nic::describe_capabilities() {
   // Without FI_DELIVERY_COMPLETE tcp completes when the kernel has the bytes. shm must not be asked for it: 1.17 then
   // sends small writes in segments, loses immediates (10,000 writes of 64 bytes: some hundred missing) and never
   // completes a write of 0 bytes. What shm completes early lies in the target's queue, which checks the key when it
-  // takes it out.
+  // takes it out: in the queue's order, hence before whatever is posted after the completion.
   capabilities_.delivery_complete = kind_ != Kind::kShm;
+  capabilities_.completion_orders = true;
   write_flags_ = send_flags_ = FI_COMPLETION | (capabilities_.delivery_complete ? FI_DELIVERY_COMPLETE : 0);
 
   bool emulated = false;

@@ -30,6 +30,7 @@ struct Capabilities {
   bool ordered_writes = false;     // writes of one NIC to one path are placed in the order posted, immediates included
   bool ordered_sends = false;      // sends of one NIC to one path arrive in the order posted
   bool delivery_complete = false;  // a write's completion proves that its bytes are in the target's memory
+  bool completion_orders = false;  // what is posted after a write's completion is placed after that write
   bool keys_enforced = false;      // a write with a deregistered key cannot land
   bool reads = false;              // kRead works
   bool device_memory = false;      // register_memory takes GPU memory

@@ -104,6 +104,12 @@ Error Engine::start() {
   nic_count_ = provider_->nic_count();
   if (nic_count_ == 0 || nic_count_ > TE_MAX_NICS)
     return Error(Status::kConfig, format("%u NICs; 1 to %d can be used", nic_count_, TE_MAX_NICS));
+  if (!capabilities_.ordered_writes && !capabilities_.completion_orders)
+    return Error(
+        Status::kConfig,
+        format("provider %s neither keeps the order of writes nor tells when one was placed: its counters would "
+               "run ahead of the bytes",
+               provider_->provider_name().c_str()));
   address_.nic_count = nic_count_;
   for (uint32_t i = 0; i < nic_count_; ++i) address_.nics[i] = provider_->nic(i).address;
 

@@ -151,7 +151,8 @@ Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
     r.serial = d.serial;
     r.length = d.length;
     r.in_flight = r.operations = 0;
-    r.listed = r.revoke_pending = r.exhausted = r.fence_requested = false;
+    r.listed = r.revoke_pending = r.exhausted = false;
+    r.fence = RemoteRegion::Fence::kNone;
     r.state.store(Attachment::kNew, std::memory_order_release);
   });
   if (remote == nullptr)

@@ -134,7 +134,7 @@ struct Operation {
   bool started = false;          // kFence, kClose*: holders were asked; kMessage: its first fragment is out
   int64_t patience_ns =
       0;                 // kFence: until when the peer's own word is awaited; ended writes: when a fence is asked for
-  uint32_t session = 0;  // kFence, kDisconnect: of the peer when it began
+  uint32_t session = 0;  // of the peer: kFence, kDisconnect: when it began; writes: when it posted last
 
   // One per NIC of the engine: with several NICs they lie in the slab's (or the batch's) own array, so that operations stay small.
   Part* part = &only_part;

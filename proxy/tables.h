@@ -171,7 +171,9 @@ struct Remote : TableEntry {
 
 struct RemoteRegion : Remote {
   uint64_t length = 0;
-  bool fence_requested = false;
+  // A fence that ended operations need: nothing new is posted, what can still complete does, then the owner is asked.
+  enum class Fence : uint8_t { kNone, kDraining, kAsked };
+  Fence fence = Fence::kNone;
   uint64_t base[TE_MAX_NICS] = {}, key[TE_MAX_NICS] = {};  // per NIC of the peer; worker only once attached
 };
 

@@ -190,6 +190,7 @@ class Worker {
   void take_revoke_region(Peer& peer, const Record& record);
   void take_revoke_counter(Peer& peer, const Record& record);
   void revoke(Peer& peer, Remote& remote, bool temporary, bool is_region);
+  void hold_ready(Peer& peer, const Remote& remote);
   void acknowledge_revocation(Peer& peer, Remote& remote, bool is_region);
   void unclaim(Operation* op);
   void recycle_if_unused(Peer& peer, Remote& remote, bool is_region);
@@ -211,6 +212,7 @@ class Worker {
   void take_fenced(Peer& peer, const Record& record);
   void request_remote_fences();
   void watch_ghosts();
+  void advance_remote_fence(Operation& stuck, bool at_last);
   void orphan(Operation* op);
 
   Engine& engine_;

@@ -87,17 +87,28 @@ void Worker::take_revoke_counter(Peer& peer, const Record& record) {
   revoke(peer, *found->second, false, false);
 }
 
-void Worker::revoke(Peer& peer, Remote& remote, bool temporary, bool is_region) {
-  remote.state.store(temporary ? Attachment::kNew : Attachment::kRevoked, std::memory_order_release);
-  remote.revoke_pending = true;
-  ++remote.operations;  // keeps the object while operations that use it end
+// Nothing more is posted towards it until it is attached anew.
+void Worker::hold_ready(Peer& peer, const Remote& remote) {
   for (Operation* op = peer.ready.front(); op != nullptr;) {
     Operation* next = peer.ready.next(op);
     if (op->remote == &remote || op->counter == &remote) {
       leave_queue(op);
-      if (temporary) {
-        enqueue(peer, op, Queue::kWaiting);
-      } else if (op->in_flight == 0) {
+      enqueue(peer, op, Queue::kWaiting);
+    }
+    op = next;
+  }
+}
+
+void Worker::revoke(Peer& peer, Remote& remote, bool temporary, bool is_region) {
+  remote.state.store(temporary ? Attachment::kNew : Attachment::kRevoked, std::memory_order_release);
+  remote.revoke_pending = true;
+  ++remote.operations;  // keeps the object while operations that use it end
+  if (temporary) hold_ready(peer, remote);
+  for (Operation* op = peer.ready.front(); op != nullptr;) {
+    Operation* next = peer.ready.next(op);
+    if (op->remote == &remote || op->counter == &remote) {
+      leave_queue(op);
+      if (op->in_flight == 0) {
         fail(op, Status::kRegionClosed,
              is_region ? "the peer closed the target region" : "the peer closed the counter");
       } else {  // ends when it has drained: see advance

@@ -39,6 +39,9 @@ void Worker::begin(Operation* op) {
   active_.push_back(op);
   next_deadline_ = std::min(next_deadline_, op->deadline_ns);
   if (stopping_) return fail(op, Status::kClosed, "the engine was closed");
+  // A cancel that was asked for before the command came out of the ring found nothing in active_.
+  if (op->transfer->cancel_requested.load(std::memory_order_acquire))
+    return fail(op, Status::kCancelled, "cancelled by the caller");
   switch (op->kind) {
     case OperationKind::kWrite:
     case OperationKind::kPages:
@@ -130,7 +133,7 @@ void Worker::admit(Operation* op) {
       return fail(op, Status::kRegionClosed, why);
     }
   }
-  bool here = attached(peer, *op->remote, RecordType::kAttachRegion);
+  bool here = op->remote->fence == RemoteRegion::Fence::kNone && attached(peer, *op->remote, RecordType::kAttachRegion);
   if (op->counter != nullptr) here &= attached(peer, *op->counter, RecordType::kAttachCounter);
   if (!here) return enqueue(peer, op, Queue::kWaiting);
   if (op->kind == OperationKind::kPages && op->page_count == 0) return finish(op);

@@ -197,6 +197,11 @@ void Worker::take_fence(Peer& peer, uint64_t serial) {
     if (!region->rekeying) start_rekey(*region, &peer);
     else holder_gone(*region, peer);
     return continue_closings();
+  } else if (capabilities_.keys_enforced) {  // it is being closed: that does not wait for this holder any more
+    holder_gone(*region, peer);
+    std::erase(peer.session.regions, region);
+    push_record(peer, std::move(record));
+    return continue_closings();
   }
   push_record(peer, std::move(record));
 }
@@ -205,42 +210,67 @@ void Worker::take_fenced(Peer& peer, const Record& record) {
   const auto found = peer.remote_regions.find(record.serial);
   if (found == peer.remote_regions.end()) return;
   RemoteRegion& remote = *found->second;
-  if (record.granted != Grant::kGranted) return;
-  remote.fence_requested = false;
-  if (remote.state.load(std::memory_order_relaxed) == Attachment::kAttached)
-    remote.state.store(Attachment::kNew, std::memory_order_release);
+  if (remote.fence != RemoteRegion::Fence::kAsked) return;
+  remote.fence = RemoteRegion::Fence::kNone;
+  const bool granted = record.granted == Grant::kGranted;
   for (Operation* op = active_.front(); op != nullptr;) {
     Operation* next = active_.next(op);
-    if (op->remote == &remote && op->reported && op->in_flight > 0) orphan(op);
+    if (op->remote == &remote && op->reported && op->in_flight > 0) {
+      if (granted) orphan(op);
+      else op->patience_ns = 0;  // the owner is closing the region: asked again later
+    }
     op = next;
   }
+  if (granted && remote.revoke_pending && remote.in_flight == 0) acknowledge_revocation(peer, remote, true);
   readmit(peer);
 }
 
-// What the operation has in flight can no longer land: its transfer is quiesced, and late completions concern nobody.
+// What the operation has in flight can no longer land: its transfer is quiesced, and late completions concern nobody. (Its
+// counter stays in use: a request of no bytes names no key, so no fence stops its immediate.)
 void Worker::orphan(Operation* op) {
   te_transfer* t = op->transfer;
   if (t == nullptr) return;
   op->transfer = nullptr;
+  if (op->session == op->peer->session.number) op->remote->in_flight -= op->in_flight;
   --t->undrained;
   settle_quiesced(t);
 }
 
-// Operations that ended (deadline, cancel) while work requests of theirs are still out, and stay out: ask the owner for a fence.
+// Operations that ended (deadline, cancel) while work requests of theirs are still out, and stay out: the owner is asked for a fence.
+// It takes the keys away, so nothing new is posted with them before, and what can still complete is given the time.
 void Worker::request_remote_fences() {
   fences_wanted_ = false;
-  for (Operation* op = active_.front(); op != nullptr; op = active_.next(op)) {
-    if (!op->reported || op->in_flight == 0 || op->remote == nullptr || op->transfer == nullptr) continue;
-    fences_wanted_ = true;
-    if (op->remote->fence_requested || !op->peer->connected()) continue;
-    if (op->patience_ns == 0) op->patience_ns = deadline_after(now_, settings_.peer_timeout_ns / 3);
-    if (now_ < op->patience_ns) continue;
-    op->remote->fence_requested = true;
-    Record record;
-    record.type = RecordType::kFence;
-    record.serial = op->remote->serial;
-    push_record(*op->peer, std::move(record));
+  if (!capabilities_.keys_enforced) return;
+  const int64_t patience = settings_.peer_timeout_ns / 3;
+  for (Operation* op = active_.front(); op != nullptr;) {
+    Operation* next = active_.next(op);
+    if (op->reported && op->in_flight > 0 && op->remote != nullptr && op->transfer != nullptr) {
+      fences_wanted_ = true;
+      if (op->patience_ns == 0) op->patience_ns = deadline_after(now_, patience);
+      if (op->peer->connected() && now_ >= op->patience_ns)
+        advance_remote_fence(*op, now_ >= op->patience_ns + patience);
+    }
+    op = next;
   }
+}
+
+void Worker::advance_remote_fence(Operation& stuck, bool at_last) {
+  RemoteRegion& remote = *stuck.remote;
+  Peer& peer = *stuck.peer;
+  if (remote.fence == RemoteRegion::Fence::kNone) {
+    remote.fence = RemoteRegion::Fence::kDraining;
+    if (remote.state.load(std::memory_order_relaxed) == Attachment::kAttached)
+      remote.state.store(Attachment::kNew, std::memory_order_release);
+    hold_ready(peer, remote);
+  }
+  if (remote.fence != RemoteRegion::Fence::kDraining) return;
+  for (Operation* op = active_.front(); op != nullptr && !at_last; op = active_.next(op))
+    if (op->remote == &remote && !op->reported && op->in_flight > 0) return;
+  remote.fence = RemoteRegion::Fence::kAsked;
+  Record record;
+  record.type = RecordType::kFence;
+  record.serial = remote.serial;
+  push_record(peer, std::move(record));
 }
 
 void Worker::watch_ghosts() {

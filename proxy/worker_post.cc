@@ -127,7 +127,7 @@ void Worker::append(Peer& peer, Operation& op, uint32_t p, WorkKind kind) {
   item->kind = kind;
   item->nic = part.nic;
   item->part = static_cast<uint8_t>(p);
-  item->session = peer.session.number;
+  item->session = op.session = peer.session.number;
   request.path = peer.session.paths[part.nic];
   request.context = item;
   request.more = true;
@@ -212,7 +212,7 @@ void Worker::account(Peer& peer, WorkItem* item, int direction) {
   if (item->operation != nullptr && item->kind != WorkKind::kMessage) {
     Operation& op = *item->operation;
     op.in_flight += by;
-    op.remote->in_flight += by;
+    if (op.transfer != nullptr) op.remote->in_flight += by;  // else it was fenced off: see orphan
     if (op.counter != nullptr) op.counter->in_flight += by;
     if (direction > 0 && item->with_immediate)
       ++peer.session.credits.sent[paired_nic(item->nic, peer.address.nic_count)];

@@ -430,7 +430,7 @@ void Worker::drop_attachments(Peer& peer) {
   };
   for (auto& [serial, region] : peer.remote_regions) {
     drop(*region);
-    region->fence_requested = false;
+    region->fence = RemoteRegion::Fence::kNone;
   }
   for (auto& [serial, counter] : peer.remote_counters) drop(*counter);
   if (!peer.gone()) return;

@@ -128,7 +128,7 @@ void SimProvider::fill_capabilities(const ProviderOptions& settings) {
   capabilities.completion_depth = static_cast<uint32_t>(options.completion_depth.value_or(wished));
   capabilities.ordered_writes = !options.reorder;
   capabilities.ordered_sends = !options.reorder;
-  capabilities.delivery_complete = options.delivery_complete;
+  capabilities.delivery_complete = capabilities.completion_orders = options.delivery_complete;
   capabilities.keys_enforced = options.keys_enforced;
   capabilities.reads = options.reads;
   capabilities.connected_paths = options.connected;

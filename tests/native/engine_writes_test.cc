@@ -186,32 +186,18 @@ TEST_CASE("engine: the counter never runs ahead of the bytes, whatever the fabri
     }
 }
 
-TEST_CASE(
-    "engine: where a fabric neither keeps order nor proves delivery, the counter is honest or the fabric is refused") {
+TEST_CASE("engine: a fabric that neither keeps order nor proves delivery is refused") {
   te_settings settings;
   te_settings_defaults(&settings);
   settings.transport = "sim";
-  settings.sim = "reorder=1,delivery_complete=0,delay=6,mtu=64,max_write=600";
+  settings.sim = "reorder=1,delivery_complete=0";
   settings.core = TE_CORE_NONE;
   te_engine* engine = nullptr;
   te_error why{};
   const int32_t opened = te_engine_open(&settings, &engine, &why);
   te_engine_free(engine);
-  if (opened == TE_ERR_CONFIG) return;
-  REQUIRE(opened == TE_OK);
-  for (const uint32_t nics : {1u, 3u}) {
-    CAPTURE(nics);
-    Pair pair({"sim", settings.sim, nics, {}}, kBytes);
-    Random random(nics);
-    for (uint64_t i = 1; i <= 60; ++i) {
-      const uint64_t length = random.below(6000), from = random.below(kBytes - length),
-                     to = random.below(kBytes - length);
-      Transfer t = pair.write(from, to, length);
-      REQUIRE(pair.owner.wait(pair.counter, i) == TE_OK);
-      REQUIRE(pair.target.holds(to, pair.source.data() + from, length, 0));
-      REQUIRE(t.wait() == TE_OK);
-    }
-  }
+  CHECK(opened == TE_ERR_CONFIG);
+  CHECK(std::string(why.message).find("order") != std::string::npos);
 }
 
 TEST_CASE("engine: offsets, strides and indices beyond 4 GiB reach exactly the bytes they name") {
