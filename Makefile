@@ -17,11 +17,10 @@ sources := $(sort $(shell find $(source_dirs) -type f -not -path '*/__pycache__/
 cxx_files := $(shell find native proxy efa cx7 tools tests -name '*.cc' -o -name '*.h' 2>/dev/null)
 # Tests keep to the loopback interface.
 loopback_only := TE_NICS=lo
-# A test that hangs is ended and named. `make test` runs the quick files; `make soak` runs all of them in full.
+# A test that hangs is ended and named.
 patience := timeout --signal=ABRT 1200
-quick_files := *pure_*,*sim_*,*engine_counters*,*engine_deadlines*,*engine_writes*,*engine_pages*,*engine_model*,*engine_regions*
-quick_tests := -tce='*100,000*' -sf='*efa_*,$(quick_files)'
-sanitized_tests := -tce='*100,000*,*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_writes*,*engine_pages*,*engine_regions*'
+# libfabric is not instrumented: ThreadSanitizer cannot see its locks.
+tsan_tests := -tce='*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_*'
 native_tests := $(loopback_only) SHOW='test cases:.*skipped' $(quiet)
 
 # Set-up is stale when .venv was moved or does not run any more, or when another interpreter is asked for.
@@ -77,18 +76,18 @@ test: test-native test-asan test-tsan test-python ## all tests: native, under th
 
 test-native: .venv/.setup ## native tests
 	$(call native,native,-DTE_WERROR=ON)
-	@$(native_tests) "test native" $(patience) build/native/te_tests $(quick_tests)
+	@$(native_tests) "test native" $(patience) build/native/te_tests
 
 test-asan: .venv/.setup ## native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call native,asan,-DTE_SANITIZE=address)
 	@LSAN_OPTIONS=suppressions=tests/native/lsan.supp UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(native_tests) "test asan" $(patience) build/asan/te_tests $(sanitized_tests)
+	  $(native_tests) "test asan" $(patience) build/asan/te_tests
 
 # ThreadSanitizer cannot map its memory where addresses are randomised widely; setarch -R turns that off for the process.
 test-tsan: .venv/.setup ## native tests under ThreadSanitizer
 	$(call native,tsan,-DTE_SANITIZE=thread)
 	@TSAN_OPTIONS=suppressions=tests/native/tsan.supp:second_deadlock_stack=1 \
-	  $(native_tests) "test tsan" $(patience) $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/te_tests $(sanitized_tests)
+	  $(native_tests) "test tsan" $(patience) $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/te_tests $(tsan_tests)
 
 # pytest runs outside of the source tree, so that it can only import the installed wheel.
 pytest = mkdir -p build/run && cd build/run && $(loopback_only) ../../$(python) -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider
@@ -98,7 +97,7 @@ test-python: .venv/.wheel ## Python tests against the installed wheel; ARGS="-k 
 
 soak: .venv/.wheel ## tests that run for minutes
 	$(call native,native,-DTE_WERROR=ON)
-	@$(native_tests) "soak native" build/native/te_tests
+	@$(native_tests) "soak native" env TE_TEST_SCALE=10 build/native/te_tests
 	@$(pytest) -m soak --timeout 3600 $(ARGS) ../../tests
 
 bench: .venv/.wheel ## host overhead, bandwidth, rate and latency on this machine
