@@ -57,6 +57,7 @@ class Side:
         self._counter = self._engine.counter()  # arrivals of the writes under test
         self._acknowledged = self._engine.counter()  # the other side has seen all of ours
         self._arrivals = 0  # what _counter must show
+        self._surplus: dict[str, Any] | None = None  # found between two steps
         self._acknowledgements = 0
         self._remote: te.RegionDescriptor
         self._notify: te.CounterDescriptor
@@ -113,6 +114,7 @@ class Side:
 
     def prepare(self, case: Case, rounds: int) -> dict[str, Any]:
         """Receiver: poisons every byte that is to come, and puts guards around and between."""
+        self._surplus = self._too_many(self._counter.value)  # of the step before: nothing is under way now
         if case.notifications:
             for part in segments(case):
                 patterns.fill(self._view(part), part.seed, part.pattern_start, invert=part.piece is not None)
@@ -132,7 +134,8 @@ class Side:
         """Receiver: waits for the round, then looks at every byte and at the counter."""
         if case.operation == "message":
             return {"mismatch": self._verify_messages(case)}
-        found = self._await_arrivals(case.notifications)
+        surplus, self._surplus = self._surplus, None
+        found = self._await_arrivals(case.notifications) or surplus
         for part in segments(case):
             view = self._view(part)
             if self._flip == ("guard" if part.piece is None else case.operation) and part.length:
@@ -257,14 +260,17 @@ class Side:
             transfer.wait()  # their own deadline bounds it
 
     def _await_arrivals(self, more: int) -> dict[str, Any] | None:
-        """Waits for `more` arrivals. Too many are found here or, if they come later, at the next step."""
+        """Waits for `more` arrivals. Too many are found here or, if they come later, by the next `prepare`."""
         self._arrivals += more
-        value = self._counter.wait(self._arrivals, timeout_s=self._timeout_s, peers=[self._channel.peer])
-        if value == self._arrivals:
+        return self._too_many(
+            self._counter.wait(self._arrivals, timeout_s=self._timeout_s, peers=[self._channel.peer])
+        )
+
+    def _too_many(self, value: int) -> dict[str, Any] | None:
+        surplus = value - self._arrivals
+        if surplus <= 0:
             return None
-        found = {
-            "where": f"the receiver's counter shows {value}, not {self._arrivals}: {value - self._arrivals} too many"
-        }
+        found = {"where": f"the receiver's counter shows {value}, not {self._arrivals}: {surplus} too many"}
         self._arrivals = value
         return found
 
