@@ -95,9 +95,10 @@ enum class RecordType : uint8_t {
   kCounterRevoked = 8,   // serial
   kSlots = 9,            // ids that the holder may use (again)
   kRetireSlot = 10,      // id, delivered, unknown
-  kFence = 11,           // serial: make sure that nothing of mine lands in this region any more
-  kFenced = 12,          // serial, granted
-  kBye = 13,             // for_good; no more work from here; drain towards me and say so
+  kFence = 11,   // serial: make sure that nothing of mine lands in this region any more; 0: tell me when all that you
+                 // posted towards me in former sessions has ended
+  kFenced = 12,  // serial, granted
+  kBye = 13,     // for_good; no more work from here; drain towards me and say so
   kByeDone = 14,
   kWriteOff =
       15  // nics (which of the receiver's), index (how many): immediates whose work requests failed; they may never come

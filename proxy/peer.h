@@ -52,10 +52,11 @@ struct Assembly {  // of a user message from its fragments
 
 struct Session {
   bool paths_open = false;
-  bool hello_seen = false;  // we know their token
-  bool saying_bye = false;  // they will post nothing more, or we asked them to drain
-  bool bye_done = false;    // they said that they have drained
-  bool their_bye = false;   // they asked us to drain
+  bool hello_seen = false;   // we know their token
+  bool saying_bye = false;   // they will post nothing more, or we asked them to drain
+  bool bye_done = false;     // they said that they have drained
+  bool their_bye = false;    // they asked us to drain
+  bool drain_asked = false;  // they wait for the word that our former sessions have drained
   bool bye_said = false, bye_answered = false;
   bool ping_out = false, pong_due = false, acknowledge_due = false, hello_ack_due = false;
   PathId paths[TE_MAX_NICS] = {};  // per NIC of ours: to the peer's NIC that it is paired with
@@ -127,6 +128,8 @@ struct Peer {
   std::unordered_map<uint64_t, RemoteCounter*> remote_counters;
   uint32_t in_flight[TE_MAX_NICS] = {};  // per NIC of ours
   uint64_t bytes_in_flight[TE_MAX_NICS] = {};
+  uint32_t former_in_flight = 0;         // work requests of ended sessions that have not completed
+  bool outcome_unknown = false;          // some request failed in a way after which its bytes may land later
   uint32_t next_nic = 0;                 // rotation of small writes
   uint32_t last_their_index = kNoIndex;  // of the session before this one
   uint64_t last_their_token = 0;

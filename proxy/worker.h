@@ -208,6 +208,9 @@ class Worker {
   void holder_gone(Region& region, Peer& peer);
   void start_rekey(Region& region, Peer* except);
   void finish_rekey(Region& region);
+  void answer_drain(Peer& peer);
+  void ask_drain(Peer& peer);
+  void release_ghosts(const Peer& peer);
   void take_fence(Peer& peer, uint64_t serial);
   void take_fenced(Peer& peer, const Record& record);
   void request_remote_fences();

@@ -44,6 +44,7 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
     if (c.status == Status::kOk) peer.last_heard_ns.store(now_, std::memory_order_relaxed);
   } else {  // of a lost session: its windows were given up with it
     --op->in_flight;
+    --peer.former_in_flight;
   }
   if (c.status == Status::kOk) {
     NicState& state = nics_[nic];
@@ -54,6 +55,7 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
     if (item->slot_part) ++op->slot_delivered;
   } else {
     op->unknown |= c.landed_unknown;
+    peer.outcome_unknown |= c.landed_unknown;
     if (current && item->with_immediate)
       write_off(peer, paired_nic(item->nic, peer.address.nic_count), c.landed_unknown);
     if (!op->stopped) {
@@ -69,6 +71,7 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
     if (end != nullptr && end->revoke_pending && end->in_flight == 0)
       acknowledge_revocation(peer, *end, end == op->remote);
   if (op->in_flight == 0 && op->queue == Queue::kNone) advance(op);
+  if (!current) answer_drain(peer);
   if (c.status == Status::kPeerLost && current && peer.connected())
     lose(peer, Status::kPeerLost, "the connection to the peer broke");
 }

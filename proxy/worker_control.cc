@@ -196,6 +196,10 @@ void Worker::complete_send(uint32_t nic, const Completion& c, WorkItem* item) {
     account(*peer, item, -1);
     if (!item->sequenced && peer->session.unsequenced_out > 0) --peer->session.unsequenced_out;
   }
+  if (!current && !reject) {
+    --peer->former_in_flight;
+    answer_drain(*peer);
+  }
   // Flushed, and certainly never left: something else on this NIC failed. It is as good as not yet posted.
   const bool again = current && c.status == Status::kCancelled && !c.landed_unknown && peer->connected();
   if (again) peer->session.resends.push_back({item->buffer, static_cast<uint32_t>(item->length), item->sequenced, op});

@@ -116,10 +116,9 @@ bool Worker::fence_step(Operation* op) {
       }
     }
   }
-  if (same_session) {
-    if (op->watched.empty() || !capabilities_.keys_enforced || now_ < op->patience_ns) return op->watched.empty();
-    lose(peer, Status::kPeerLost,
-         "fenced: the peer did not confirm that it had drained");  // leaves a ghost with the regions
+  if (same_session && !op->watched.empty()) {
+    if (capabilities_.keys_enforced && now_ >= op->patience_ns)  // leaves a ghost with the regions
+      lose(peer, Status::kPeerLost, "fenced: the peer did not confirm that it had drained");
     return false;
   }
   bool certain = true;
@@ -184,8 +183,41 @@ void Worker::finish_rekey(Region& region) {
   }
 }
 
+// Serial 0: the peer, back after a loss, is asked whether all that it posted before has ended. It answers when that is so.
+void Worker::answer_drain(Peer& peer) {
+  if (!peer.session.drain_asked || peer.former_in_flight > 0 || peer.outcome_unknown) return;
+  peer.session.drain_asked = false;
+  Record record;
+  record.type = RecordType::kFenced;
+  record.granted = Grant::kGranted;
+  push_record(peer, std::move(record));
+}
+
+void Worker::ask_drain(Peer& peer) {
+  if (std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) { return ghost.peer == &peer; })) return;
+  Record record;
+  record.type = RecordType::kFence;
+  push_record(peer, std::move(record));
+}
+
+// Nothing of the peer's former sessions is under way: what it posted then has landed, and since records wait for the queues (see
+// take_records), all that it counted has been taken out.
+void Worker::release_ghosts(const Peer& peer) {
+  for (Ghost& ghost : ghosts_) {
+    if (ghost.peer != &peer) continue;
+    for (const uint16_t id : ghost.ids) ids_.release_quarantined(id);
+    for (uint32_t n = 0; ghost.paths_open && n < nic_count_; ++n) provider_.close_path(n, ghost.paths[n]);
+  }
+  std::erase_if(ghosts_, [&](const Ghost& ghost) { return ghost.peer == &peer; });
+  continue_closings();
+}
+
 // A peer whose transfer ended early asks that nothing of it land any more.
 void Worker::take_fence(Peer& peer, uint64_t serial) {
+  if (serial == 0) {
+    peer.session.drain_asked = true;
+    return answer_drain(peer);
+  }
   Region* region = engine_.region_by_serial(serial);
   Record record;
   record.type = RecordType::kFenced;
@@ -207,6 +239,7 @@ void Worker::take_fence(Peer& peer, uint64_t serial) {
 }
 
 void Worker::take_fenced(Peer& peer, const Record& record) {
+  if (record.serial == 0) return release_ghosts(peer);
   const auto found = peer.remote_regions.find(record.serial);
   if (found == peer.remote_regions.end()) return;
   RemoteRegion& remote = *found->second;

@@ -249,6 +249,7 @@ void Worker::connected(Peer& peer) {
   std::vector<Operation*> connects;
   connects.swap(peer.connects);
   for (Operation* op : connects) finish(op);
+  ask_drain(peer);
   readmit(peer);
 }
 
@@ -365,6 +366,7 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
   for (uint32_t i = 0; i < nic_count_; ++i) {
     nics_[i].in_flight -= peer.in_flight[i];
     total_in_flight_ -= peer.in_flight[i];
+    peer.former_in_flight += peer.in_flight[i];
     peer.in_flight[i] = 0;
     peer.bytes_in_flight[i] = 0;
     nics_[i].statistics.in_flight.store(nics_[i].in_flight, std::memory_order_relaxed);

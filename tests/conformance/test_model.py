@@ -30,7 +30,7 @@ NETWORKS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "cut_fine": (8, "delay=2,seed=5", {"shard_bytes": 1, "chunk_bytes": 33, "page_immediates": "each"}),
     "last_page": (3, "delay=4,mtu=50,seed=6", {"shard_bytes": 100, "page_immediates": "last"}),
     "in_order": (3, "reorder=0,delay=3,seed=7", {"shard_bytes": 64, "chunk_bytes": 100}),
-    "early_completion": (2, "delivery_complete=0,delay=5,seed=8", {"shard_bytes": 300}),
+    "early_completion": (2, "reorder=0,delivery_complete=0,delay=5,seed=8", {"shard_bytes": 300}),
     "loose_keys": (2, "keys_enforced=0,virtual_addresses=0,delay=2,seed=9", {"shard_bytes": 300}),
     "no_reads": (2, "reads=0,delay=2,seed=10", {"shard_bytes": 300}),
     "connected": (2, "connected=1,reorder=0,seed=11", {"shard_bytes": 300}),
