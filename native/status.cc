@@ -44,6 +44,8 @@ const char* status_name(Status status) {
       return "forked";
     case Status::kExhausted:
       return "exhausted";
+    case Status::kStale:
+      return "stale handle";
     case Status::kDescriptor:
       return "descriptor";
     case Status::kUnsupported:

@@ -31,6 +31,7 @@ enum class Status : int32_t {
   kForked = TE_ERR_FORKED,
   kExhausted = TE_ERR_EXHAUSTED,
   kDescriptor = TE_ERR_DESCRIPTOR,
+  kStale = TE_ERR_STALE,
   kUnsupported = -100,  // inside the core only
 };
 

@@ -45,10 +45,11 @@ typedef enum te_status {
   TE_ERR_TIMEOUT = -11,
   TE_ERR_CANCELLED = -12,
   TE_ERR_TRANSPORT = -13,
-  TE_ERR_CLOSED = -14,    /* the engine (or counter) was closed */
-  TE_ERR_FORKED = -15,    /* the handle belongs to the parent of this process */
-  TE_ERR_EXHAUSTED = -16, /* a fixed table is full: ids, regions, peers, slots */
-  TE_ERR_DESCRIPTOR = -17 /* foreign, truncated or damaged bytes */
+  TE_ERR_CLOSED = -14,     /* the engine (or counter) was closed */
+  TE_ERR_FORKED = -15,     /* the handle belongs to the parent of this process */
+  TE_ERR_EXHAUSTED = -16,  /* a fixed table is full: ids, regions, peers, slots */
+  TE_ERR_DESCRIPTOR = -17, /* foreign, truncated or damaged bytes */
+  TE_ERR_STALE = -18 /* a remote handle that was given up: ask for it again (te_remote_region, te_remote_counter) */
 } te_status;
 
 typedef struct te_engine te_engine;

@@ -133,6 +133,18 @@ class Engine {
   Region* region_by_serial(uint64_t serial);
   Counter* counter_by_serial(uint64_t serial);
   void forget_remote(int32_t peer, uint64_t serial, bool is_region);
+  template <typename T, typename F>
+  uint32_t find_or_add(Table<T>& table, std::unordered_map<std::string, uint32_t>& known, int32_t peer, uint64_t serial,
+                       F&& prepare);
+  template <typename F>
+  Error patiently(const te_address& owner, uint32_t capacity, const char* what, const char* setting, uint32_t* handle,
+                  F&& find);
+  uint32_t find_region(int32_t peer, uint64_t serial, uint64_t length);
+  uint32_t find_counter(int32_t peer, uint64_t serial);
+  // What a handle that was given up (not closed) stood for; null when that is not known, or no room is left.
+  RemoteRegion* revive(const RemoteRegion& former, uint32_t handle);
+  RemoteCounter* revive(const RemoteCounter& former, uint32_t handle);
+  void sweep_remotes();
   Error wait_operation(te_transfer* transfer, int64_t timeout_ns);
 
   Settings settings_;
@@ -174,6 +186,8 @@ class Engine {
   std::atomic<bool> closing_{false};
   std::atomic<bool> cancel_requested_{false};
   std::atomic<bool> credit_requested_{false};
+  std::atomic<bool> sweep_requested_{false};
+  std::atomic<uint32_t> sweeps_{0};  // futex
   std::atomic<PageList*> retired_pages_{nullptr};
   std::mutex page_lists_mutex_;
   PageList* spare_pages_ = nullptr;

@@ -15,6 +15,7 @@ std::string remote_key(int32_t peer, uint64_t serial) {
 }
 
 constexpr int64_t kWaitSlice = 50'000'000;  // a lost peer is noticed at least this often while waiting for a counter
+constexpr int64_t kSweepPatience = 1'000'000'000;  // the worker sweeps within microseconds, unless it is held up
 constexpr int kSpins = 400;
 constexpr int kYields = 20;
 
@@ -135,58 +136,86 @@ Error Engine::wait_operation(te_transfer* transfer, int64_t timeout_ns) {
              : Error(static_cast<Status>(result.status), result.message, result.provider_status, result.nic);
 }
 
-Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
-  int32_t index = -1;
-  if (Error e = peer(d.address, &index)) return e;
-  if (Error e = check_fate(*peer_at(index))) return e;
-  const std::string key = remote_key(index, d.serial);
+// TE_NONE when the table is full. (The worker recycles only after it took the key out, under the mutex: a handle found here is right.)
+template <typename T, typename F>
+uint32_t Engine::find_or_add(Table<T>& table, std::unordered_map<std::string, uint32_t>& known, int32_t peer,
+                             uint64_t serial, F&& prepare) {
+  const std::string key = remote_key(peer, serial);
   const std::lock_guard lock(remotes_mutex_);
-  const auto found = remote_region_by_key_.find(key);
-  if (found != remote_region_by_key_.end()) {
-    *handle = found->second;
-    return {};
-  }
-  RemoteRegion* remote = remote_regions_.add([&](RemoteRegion& r) {
-    r.peer = peer_at(index);
-    r.serial = d.serial;
-    r.length = d.length;
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  const T* remote = table.add([&](T& r) {
+    r.peer = peer_at(peer);
+    r.serial = serial;
     r.in_flight = r.operations = 0;
     r.listed = r.revoke_pending = r.exhausted = false;
-    r.fence = RemoteRegion::Fence::kNone;
+    prepare(r);
     r.state.store(Attachment::kNew, std::memory_order_release);
   });
-  if (remote == nullptr)
-    return Error(Status::kExhausted, format("%u remote regions are in use, which is all that max_regions allows",
-                                            remote_regions_.capacity()));
-  *handle = remote->handle.load(std::memory_order_relaxed);
-  remote_region_by_key_.emplace(key, *handle);
-  return {};
+  if (remote == nullptr) return TE_NONE;
+  const uint32_t handle = remote->handle.load(std::memory_order_relaxed);
+  known.emplace(key, handle);
+  return handle;
+}
+
+uint32_t Engine::find_region(int32_t peer, uint64_t serial, uint64_t length) {
+  return find_or_add(remote_regions_, remote_region_by_key_, peer, serial, [&](RemoteRegion& r) {
+    r.length = length;
+    r.fence = RemoteRegion::Fence::kNone;
+  });
+}
+
+uint32_t Engine::find_counter(int32_t peer, uint64_t serial) {
+  return find_or_add(remote_counters_, remote_counter_by_key_, peer, serial, [](RemoteCounter&) {});
+}
+
+RemoteRegion* Engine::revive(const RemoteRegion& former, uint32_t handle) {
+  if (former.former_handle.load(std::memory_order_relaxed) != handle || former.former_closed) return nullptr;
+  return remote_regions_.get(find_region(former.former_peer.load(std::memory_order_relaxed)->index,
+                                         former.former_serial, former.former_length));
+}
+
+RemoteCounter* Engine::revive(const RemoteCounter& former, uint32_t handle) {
+  if (former.former_handle.load(std::memory_order_relaxed) != handle || former.former_closed) return nullptr;
+  return remote_counters_.get(
+      find_counter(former.former_peer.load(std::memory_order_relaxed)->index, former.former_serial));
+}
+
+// Asks the worker to give up what nobody can be using, and waits for it.
+void Engine::sweep_remotes() {
+  const uint32_t before = sweeps_.load(std::memory_order_acquire);
+  sweep_requested_.store(true, std::memory_order_seq_cst);
+  doorbell_.ring();
+  const int64_t deadline = deadline_after(now_ns(), kSweepPatience);
+  while (sweeps_.load(std::memory_order_acquire) == before && now_ns() < deadline &&
+         !closing_.load(std::memory_order_relaxed))
+    futex_wait(&sweeps_, before, kSweepPatience / 10);
+}
+
+// A full table is swept before it counts as full.
+template <typename F>
+Error Engine::patiently(const te_address& owner, uint32_t capacity, const char* what, const char* setting,
+                        uint32_t* handle, F&& find) {
+  int32_t index = -1;
+  if (Error e = peer(owner, &index)) return e;
+  if (Error e = check_fate(*peer_at(index))) return e;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    if (attempt > 0) sweep_remotes();
+    const uint32_t found = find(index);
+    if (found == TE_NONE) continue;
+    *handle = found;
+    return {};
+  }
+  return Error(Status::kExhausted, format("%u %s are in use, which is all that %s allows", capacity, what, setting));
+}
+
+Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
+  return patiently(d.address, remote_regions_.capacity(), "remote regions", "max_regions", handle,
+                   [&](int32_t peer) { return find_region(peer, d.serial, d.length); });
 }
 
 Error Engine::remote_counter(const te_counter_descriptor& d, uint32_t* handle) {
-  int32_t index = -1;
-  if (Error e = peer(d.address, &index)) return e;
-  if (Error e = check_fate(*peer_at(index))) return e;
-  const std::string key = remote_key(index, d.serial);
-  const std::lock_guard lock(remotes_mutex_);
-  const auto found = remote_counter_by_key_.find(key);
-  if (found != remote_counter_by_key_.end()) {
-    *handle = found->second;
-    return {};
-  }
-  RemoteCounter* remote = remote_counters_.add([&](RemoteCounter& r) {
-    r.peer = peer_at(index);
-    r.serial = d.serial;
-    r.in_flight = r.operations = 0;
-    r.listed = r.revoke_pending = r.exhausted = false;
-    r.state.store(Attachment::kNew, std::memory_order_release);
-  });
-  if (remote == nullptr)
-    return Error(Status::kExhausted, format("%u remote counters are in use, which is all that max_counters allows",
-                                            remote_counters_.capacity()));
-  *handle = remote->handle.load(std::memory_order_relaxed);
-  remote_counter_by_key_.emplace(key, *handle);
-  return {};
+  return patiently(d.address, remote_counters_.capacity(), "remote counters", "max_counters", handle,
+                   [&](int32_t peer) { return find_counter(peer, d.serial); });
 }
 
 Error Engine::check_fate(const Peer& peer) {

@@ -182,9 +182,12 @@ Error Engine::stale(const Remote* entry, uint32_t handle, const char* what) {
   if (entry == nullptr) return Error(Status::kArgument, format("no %s has the handle %u", what, handle));
   const bool former = entry->former_handle.load(std::memory_order_acquire) == handle;
   const Peer* peer = former ? entry->former_peer.load(std::memory_order_relaxed) : nullptr;
-  if (peer == nullptr) return Error(Status::kRegionClosed, format("the %s was closed by its owner", what));
-  if (Error fate = check_fate(*peer)) return fate;
-  return Error(Status::kRegionClosed, format("the %s was closed by its owner", what)).about_peer(peer->index);
+  if (peer != nullptr) {
+    if (Error fate = check_fate(*peer)) return fate;
+    if (entry->former_closed.load(std::memory_order_relaxed))
+      return Error(Status::kRegionClosed, format("the %s was closed by its owner", what)).about_peer(peer->index);
+  }
+  return Error(Status::kStale, format("the handle of the %s was given up: ask for it again", what));
 }
 
 Error Engine::check_usable(const Remote& remote, const char* what) {

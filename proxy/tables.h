@@ -160,6 +160,8 @@ struct Remote : TableEntry {
   // Of the life before this one: so that a stale handle can say why it is stale.
   std::atomic<uint32_t> former_handle{TE_NONE};
   std::atomic<Peer*> former_peer{nullptr};
+  std::atomic<bool> former_closed{false};  // by its owner; else it was given up to make room, and may be had anew
+  uint64_t former_serial = 0, former_length = 0;  // worker only
 
   // Worker only.
   uint32_t in_flight = 0;       // work requests that use it

@@ -185,7 +185,8 @@ void Worker::sleep() {
   engine_.doorbell_.set_sleeping(true);
   bool safe = engine_.commands_.empty() && !stop_requested_.load(std::memory_order_seq_cst) &&
               !engine_.cancel_requested_.load(std::memory_order_seq_cst) &&
-              !engine_.credit_requested_.load(std::memory_order_seq_cst);
+              !engine_.credit_requested_.load(std::memory_order_seq_cst) &&
+              !engine_.sweep_requested_.load(std::memory_order_seq_cst);
   for (uint32_t i = 0; safe && i < nic_count_; ++i) safe = provider_.arm(i);
   if (safe) {
     const int64_t timeout = sleep_timeout();

@@ -171,7 +171,7 @@ class Worker {
   void connected(Peer& peer);
   void lose_older(const Peer& newcomer);
   void lose(Peer& peer, Status status, const char* why, uint32_t final_state = TE_PEER_LOST);
-  void fail_all(Peer& peer, Status status, const char* why);
+  void fail_all(Peer& peer, Status status, const char* why, bool spare_waiting = false);
   void leave_ghost(Peer& peer, bool drained);
   void drop_attachments(Peer& peer);
   void say_bye(Peer& peer);
@@ -194,6 +194,8 @@ class Worker {
   void acknowledge_revocation(Peer& peer, Remote& remote, bool is_region);
   void unclaim(Operation* op);
   void recycle_if_unused(Peer& peer, Remote& remote, bool is_region);
+  void recycle(Peer& peer, Remote& remote, bool is_region);
+  void sweep_remotes();
   void grant_region(Peer& peer, Region& region);
 
   // --- worker_fence.cc

@@ -145,9 +145,16 @@ void Worker::unclaim(Operation* op) {
 // What the owner closed is of no use any more: its handle goes, and callers who still have it learn that the region is closed.
 void Worker::recycle_if_unused(Peer& peer, Remote& remote, bool is_region) {
   const Attachment state = remote.state.load(std::memory_order_relaxed);
+  if (state == Attachment::kRevoked || state == Attachment::kRefused || peer.gone()) recycle(peer, remote, is_region);
+}
+
+void Worker::recycle(Peer& peer, Remote& remote, bool is_region) {
   if (remote.operations > 0 || remote.revoke_pending || remote.in_flight > 0) return;
-  if (state != Attachment::kRevoked && state != Attachment::kRefused && !peer.gone()) return;
+  const Attachment state = remote.state.load(std::memory_order_relaxed);
+  remote.former_closed.store(state == Attachment::kRevoked || state == Attachment::kRefused, std::memory_order_relaxed);
   engine_.forget_remote(peer.index, remote.serial, is_region);
+  remote.former_serial = remote.serial;
+  remote.former_length = is_region ? static_cast<RemoteRegion&>(remote).length : 0;
   remote.former_peer.store(&peer, std::memory_order_relaxed);
   remote.former_handle.store(remote.handle.load(std::memory_order_relaxed), std::memory_order_release);
   if (is_region) {
@@ -157,6 +164,17 @@ void Worker::recycle_if_unused(Peer& peer, Remote& remote, bool is_region) {
     peer.remote_counters.erase(remote.serial);
     engine_.remote_counters_.recycle(static_cast<RemoteCounter*>(&remote));
   }
+}
+
+// A table is full. What is not attached (any more) may have been closed by its owner since, without our hearing of it.
+void Worker::sweep_remotes() {
+  const auto sweep = [this](Remote& remote, bool is_region) {
+    if (remote.state.load(std::memory_order_relaxed) == Attachment::kNew) recycle(*remote.peer, remote, is_region);
+  };
+  engine_.remote_regions_.for_each([&](RemoteRegion& remote) { sweep(remote, true); });
+  engine_.remote_counters_.for_each([&](RemoteCounter& remote) { sweep(remote, false); });
+  engine_.sweeps_.fetch_add(1, std::memory_order_release);
+  futex_wake_all(&engine_.sweeps_);
 }
 
 // --- the owner's half ------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ bool Worker::take_commands() {
   if (engine_.cancel_requested_.load(std::memory_order_relaxed) &&
       engine_.cancel_requested_.exchange(false, std::memory_order_seq_cst))
     cancel_requested();
+  if (engine_.sweep_requested_.load(std::memory_order_relaxed) &&
+      engine_.sweep_requested_.exchange(false, std::memory_order_seq_cst))
+    sweep_remotes();
   return taken > 0;
 }
 
@@ -68,12 +71,13 @@ void Worker::begin(Operation* op) {
 
 // The submitter found these objects; only now is it certain that they were not recycled in between.
 bool Worker::claim(Operation* op) {
-  const bool region_alive = op->remote->handle.load(std::memory_order_relaxed) == op->remote_handle;
-  const bool counter_alive =
-      op->counter == nullptr || op->counter->handle.load(std::memory_order_relaxed) == op->counter_handle;
-  if (!region_alive || !counter_alive) {
-    fail(op, Status::kRegionClosed, region_alive ? "the peer closed the counter" : "the peer closed the target region");
-    return false;
+  if (op->remote->handle.load(std::memory_order_relaxed) != op->remote_handle) {
+    op->remote = engine_.revive(*op->remote, op->remote_handle);
+    if (op->remote == nullptr) return fail(op, Status::kRegionClosed, "the peer closed the target region"), false;
+  }
+  if (op->counter != nullptr && op->counter->handle.load(std::memory_order_relaxed) != op->counter_handle) {
+    op->counter = engine_.revive(*op->counter, op->counter_handle);
+    if (op->counter == nullptr) return fail(op, Status::kRegionClosed, "the peer closed the counter"), false;
   }
   op->admitted = true;
   ++op->remote->operations;
@@ -110,8 +114,10 @@ void Worker::admit(Operation* op) {
     ensure_connecting(peer);  // may fail all that waits, this one included
     return;
   }
-  if (peer.session.their_bye)
-    return fail(op, Status::kPeerLost, "the peer has just disconnected, or is closing its engine");
+  if (peer.session.their_bye) {
+    if (peer.gone()) return fail(op, Status::kPeerLost, kClosedText);
+    return enqueue(peer, op, Queue::kWaiting);  // for the next session: see lose
+  }
   if (op->kind == OperationKind::kMessage) {
     if (op->length > peer.session.credits.their_queue_bytes / 2)
       return fail(op, Status::kArgument, "the message is longer than the peer accepts");
@@ -200,7 +206,7 @@ void Worker::cancel_requested() {
 
 void Worker::begin_connect(Operation* op) {
   Peer& peer = *op->peer;
-  if (peer.connected()) return finish(op);
+  if (peer.connected() && !peer.session.their_bye) return finish(op);
   peer.connects.push_back(op);
   ensure_connecting(peer);
 }

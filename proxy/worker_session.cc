@@ -328,12 +328,13 @@ void Worker::take_reject(Peer& peer, std::span<const uint8_t> body) {
 
 // --- loss ----------------------------------------------------------------------------------------------------------------------
 
-void Worker::fail_all(Peer& peer, Status status, const char* why) {
+void Worker::fail_all(Peer& peer, Status status, const char* why, bool spare_waiting) {
   for (Operation* op = active_.front(); op != nullptr;) {
     Operation* next = active_.next(op);
     const bool about_work = op->kind == OperationKind::kWrite || op->kind == OperationKind::kPages ||
                             op->kind == OperationKind::kMessage || op->kind == OperationKind::kConnect;
-    if (op->peer == &peer && about_work && !op->reported) {
+    const bool spared = spare_waiting && (op->queue == Queue::kWaiting || op->kind == OperationKind::kConnect);
+    if (op->peer == &peer && about_work && !op->reported && !spared) {
       if (op->in_flight > 0) replace_zombie(op);
       fail(op, status, why);
     }
@@ -344,10 +345,12 @@ void Worker::fail_all(Peer& peer, Status status, const char* why) {
 void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_state) {
   const bool was_connected = peer.connected();
   const bool drained = peer.session.bye_done || peer.session.their_bye;
+  // It disconnected, but did not close. What came after its goodbye goes to the next session: the first use opens one.
+  const bool parted = peer.session.their_bye && !peer.session.saying_bye && !peer.gone() && !stopping_;
   char reason[160];
   std::snprintf(reason, sizeof reason, "%s", why);  // `why` may lie in what is torn down below
   peer.state.store(final_state, std::memory_order_release);
-  fail_all(peer, status, reason);
+  fail_all(peer, status, reason, parted);
   std::vector<Operation*> disconnects;
   disconnects.swap(peer.disconnects);
   for (Operation* op : disconnects) finish(op);
@@ -385,6 +388,7 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
     if (!counter.armed.empty()) check_armed(counter);
   });
   if (was_connected) engine_.events_.push_lost(peer.index);
+  if (parted && (!peer.waiting.empty() || !peer.connects.empty())) ensure_connecting(peer);
 }
 
 // Ids and regions of the ended session. Where the peer has said that it drained, they are free at once. Otherwise a ghost
@@ -479,7 +483,8 @@ void Worker::finish_bye(Peer& peer) {
   }
   schedule(peer);
   if (writes_in_flight(peer) > 0) return;
-  if (s.their_bye && !s.bye_answered) {
+  // Byes that cross confirm each other: the first to have heard both may be gone before an answer reaches it.
+  if (s.their_bye && !s.bye_answered && !s.bye_said) {
     s.bye_answered = true;
     Record record;
     record.type = RecordType::kByeDone;
@@ -494,7 +499,7 @@ void Worker::finish_bye(Peer& peer) {
     push_record(peer, std::move(record));
     return;
   }
-  if (!s.stream.records.empty() || peer.in_flight[0] > 0) return;  // not yet out
+  if (!s.stream.records.empty() || peer.in_flight[0] > s.unsequenced_out) return;  // not yet out
   if (s.bye_done)
     lose(peer, Status::kPeerLost, s.saying_bye ? "disconnected" : "the peer closed its engine or disconnected",
          s.saying_bye ? TE_PEER_CLOSED : TE_PEER_LOST);

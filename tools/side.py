@@ -262,9 +262,7 @@ class Side:
     def _await_arrivals(self, more: int) -> dict[str, Any] | None:
         """Waits for `more` arrivals. Too many are found here or, if they come later, by the next `prepare`."""
         self._arrivals += more
-        return self._too_many(
-            self._counter.wait(self._arrivals, timeout_s=self._timeout_s, peers=[self._channel.peer])
-        )
+        return self._too_many(self._counter.wait(self._arrivals, timeout_s=self._timeout_s, peers=[self._channel.peer]))
 
     def _too_many(self, value: int) -> dict[str, Any] | None:
         surplus = value - self._arrivals

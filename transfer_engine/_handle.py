@@ -166,13 +166,16 @@ class EngineHandle:
     def persist(self, submit: Callable[[], Any], error: Any, timeout_s: float | None) -> Any:
         """Goes on while the core has no free slot, until the deadline: a null pointer, or what `submit` gave.
 
-        The core waits for a slot in slices, so that Ctrl-C is served in between.
+        Remote handles that the core has given up are forgotten, so that `submit` asks for them anew. The core
+        waits for a slot in slices, so that Ctrl-C is served in between.
         """
         limit = self.default_timeout_ns if timeout_s is None else _native.nanoseconds(timeout_s)
         deadline = time.monotonic_ns() + limit
         pointer = ffi.NULL
-        while not pointer and error.status == _native.AGAIN and time.monotonic_ns() < deadline:
+        while not pointer and error.status in (_native.AGAIN, _native.STALE) and time.monotonic_ns() < deadline:
             self.ensure_open("submit")
+            if error.status == _native.STALE:
+                self.forget_remotes()
             pointer = submit()
         if not pointer and error.status == _native.AGAIN:
             error.status = lib.TE_ERR_TIMEOUT

@@ -26,6 +26,7 @@ ABI_VERSION = 1
 
 OK: int = lib.TE_OK
 AGAIN: int = lib.TE_AGAIN
+STALE: int = lib.TE_ERR_STALE
 TIMEOUT: int = lib.TE_ERR_TIMEOUT
 CLOSED: int = lib.TE_ERR_CLOSED
 REGION_CLOSED: int = lib.TE_ERR_REGION_CLOSED
@@ -75,6 +76,7 @@ _CLASSES: dict[int, type[errors.TransferEngineError]] = {
     lib.TE_ERR_FORKED: errors.ForkedEngine,
     lib.TE_ERR_EXHAUSTED: errors.ResourceExhausted,
     lib.TE_ERR_DESCRIPTOR: errors.DescriptorError,
+    lib.TE_ERR_STALE: errors.RegionClosed,
 }
 
 

@@ -95,10 +95,13 @@ class Datapath:
             handle.pointer, region._id, source_offset, remote, target_offset, length, counter, flags, timeout_ns, error
         )
         if not pointer:
-            again = partial(
-                _te_write, handle.pointer, region._id, source_offset, remote, target_offset, length, counter, flags,
-                timeout_ns, error,
-            )  # fmt: skip
+
+            def again() -> Any:
+                return _te_write(
+                    handle.pointer, region._id, source_offset, _remote(handle, descriptor, "write"), target_offset,
+                    length, _counter(handle, notify, "write"), flags, timeout_ns, thread_state.error,
+                )  # fmt: skip
+
             pointer = _persist(handle, "write", again, error, timeout_s, request_id)
         return Transfer(pointer, handle, "write", region, request_id)
 
@@ -137,7 +140,12 @@ class Datapath:
         alive = _fill_pages(handle, args, source, target, notify, flush, "write_pages")
         error = thread_state.error
         submit = partial(lib.te_write_pages, handle.pointer, args, nanoseconds(timeout_s), error)
-        pointer = submit() or _persist(handle, "write_pages", submit, error, timeout_s, request_id)
+
+        def again() -> Any:
+            _fill_ends(handle, args, target.region, notify, "write_pages")
+            return submit()
+
+        pointer = submit() or _persist(handle, "write_pages", again, error, timeout_s, request_id)
         del alive  # the core has read the indices
         return Transfer(pointer, handle, "write_pages", source.region, request_id)
 
@@ -164,6 +172,14 @@ class Datapath:
         listed = list(writes)
         entries = ffi.new("te_batch_entry[]", len(listed))
         alive: list[object] = []
+
+        def again() -> Any:
+            for entry, write in zip(entries, listed, strict=True):
+                is_pages = isinstance(write, PageWrite)
+                target = write.target.region if isinstance(write, PageWrite) else write.target
+                _fill_ends(handle, entry.pages if is_pages else entry.write, target, write.notify, "write_batch")
+            return submit()
+
         for i, write in enumerate(listed):
             entry = entries[i]
             if isinstance(write, Write):
@@ -182,7 +198,7 @@ class Datapath:
                 )
         error = thread_state.error
         submit = partial(lib.te_write_batch, handle.pointer, entries, len(listed), nanoseconds(timeout_s), error)
-        pointer = submit() or _persist(handle, "write_batch", submit, error, timeout_s, request_id)
+        pointer = submit() or _persist(handle, "write_batch", again, error, timeout_s, request_id)
         return Transfer(pointer, handle, "write_batch", alive, request_id)
 
 
@@ -231,8 +247,7 @@ def _fill_pages(
     if region._closed or region._handle is not handle:
         _refuse(handle, region, 0, 0)
     args.region = region._id
-    args.remote = _remote(handle, descriptor, operation)
-    args.counter = _counter(handle, notify, operation)
+    _fill_ends(handle, args, descriptor, notify, operation)
     args.flags = FLAG_FLUSH if flush else 0
     args.source_offset = source.offset_bytes
     args.target_offset = target.offset_bytes
@@ -246,6 +261,13 @@ def _fill_pages(
     from_source, from_target = _native.pointer_to(source_indices), _native.pointer_to(target_indices)
     args.source, args.target = from_source, from_target
     return from_source, from_target
+
+
+def _fill_ends(handle: EngineHandle, args: Any, target: Any, notify: CounterDescriptor | None, operation: str) -> None:
+    """The remote ends of a te_write_args or te_page_args: anew for each try, since the core may give up handles."""
+    descriptor: RegionDescriptor = target.descriptor if isinstance(target, RemoteSlice) else target
+    args.remote = _remote(handle, descriptor, operation)
+    args.counter = _counter(handle, notify, operation)
 
 
 def _contiguous(indices: Any) -> Any:
@@ -311,7 +333,7 @@ def _persist(
     timeout_s: float | None,
     request_id: object,
 ) -> Any:
-    """The first call gave no transfer: goes on if there was only no slot free, else raises."""
+    """The first call gave no transfer: goes on if only a slot was missing or a handle was given up, else raises."""
     pointer = handle.persist(submit, error, timeout_s)
     if not pointer:
         raise _failed(handle, operation, error, request_id)

@@ -15,8 +15,11 @@ import transfer_engine as te
 
 from .rig import POISON, SOON_S, Child, Link, Rig, eventually, on
 
-# Where a network can be made to stand still: the simulated fabric holds bytes back.
-on_standstill = pytest.mark.cases([*on(nics=(1, 3), faults=True).mark.args[0]])
+# Where a network, or a peer, can be made to stand still: the simulated fabric holds bytes back; elsewhere the peer's
+# process is stopped.
+on_standstill = pytest.mark.cases(
+    [*on(nics=(1, 3), faults=True).mark.args[0], *on(nics=(2,), apart=True, transports=("tcp",)).mark.args[0]]
+)
 
 
 class Still:

@@ -69,7 +69,6 @@ def test_descriptors_used_after_their_close_use_up_nothing(rig: Rig) -> None:
         link.region.close(SOON_S)
 
 
-@pytest.mark.soak  # an open fault: see "Known limits" in docs/contract.md
 @on(nics=(2,))
 @pytest.mark.parametrize("how", ["parting", "fence"])
 def test_descriptors_known_before_a_parting_use_up_nothing(rig: Rig, how: str) -> None:

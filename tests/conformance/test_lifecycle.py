@@ -111,7 +111,6 @@ def test_engines_that_write_to_each_other_close_in_any_order(rig: Rig, order: tu
         close_in_time(engines[k])
 
 
-@pytest.mark.soak  # an open fault: see "Known limits" in docs/contract.md
 @on(nics=(2,), apart=False)
 def test_engines_close_at_the_same_moment(rig: Rig) -> None:
     rig.clean = False

@@ -452,3 +452,16 @@ def test_many_peers_come_and_go_without_a_collective_step(rig: Rig) -> None:
         assert rig.far.read(link.memory) == b"".join(bytes([i]) * 100 for i in range(6))
         for guest in guests:
             guest.close(SOON_S)
+
+
+@on(nics=(2,))
+def test_work_that_meets_the_goodbye_of_the_other_side_goes_into_a_new_session(rig: Rig) -> None:
+    link = rig.link(1000)
+    link.write(0, 0, 1000).wait(SOON_S)
+    for i in range(20):
+        rig.far.disconnect(rig.near.address)
+        transfers = [link.write(0, 0, 1000) for _ in range(5)]
+        for transfer in transfers:
+            transfer.wait(SOON_S)
+        assert link.wait(1 + 5 * (i + 1)) == 1 + 5 * (i + 1)
+    assert rig.near.connect(rig.far.address()).state == "connected"
