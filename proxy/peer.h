@@ -137,6 +137,9 @@ struct Peer {
   Session session;
 
   bool gone() const { return fate.load(std::memory_order_relaxed) != Fate::kMayReturn; }
+  Status gone_status() const { return restarted() ? Status::kPeerRestarted : Status::kPeerLost; }
+  const char* gone_text() const { return restarted() ? kRestartedText : kClosedText; }
+  bool restarted() const { return fate.load(std::memory_order_relaxed) == Fate::kRestarted; }
   bool connected() const { return state.load(std::memory_order_relaxed) == TE_PEER_CONNECTED; }
 };
 

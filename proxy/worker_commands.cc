@@ -71,14 +71,14 @@ void Worker::begin(Operation* op) {
 
 // The submitter found these objects; only now is it certain that they were not recycled in between.
 bool Worker::claim(Operation* op) {
-  if (op->remote->handle.load(std::memory_order_relaxed) != op->remote_handle) {
+  if (op->peer->gone()) return fail(op, op->peer->gone_status(), op->peer->gone_text()), false;
+  if (op->remote->handle.load(std::memory_order_relaxed) != op->remote_handle)
     op->remote = engine_.revive(*op->remote, op->remote_handle);
-    if (op->remote == nullptr) return fail(op, Status::kRegionClosed, "the peer closed the target region"), false;
-  }
   if (op->counter != nullptr && op->counter->handle.load(std::memory_order_relaxed) != op->counter_handle) {
     op->counter = engine_.revive(*op->counter, op->counter_handle);
     if (op->counter == nullptr) return fail(op, Status::kRegionClosed, "the peer closed the counter"), false;
   }
+  if (op->remote == nullptr) return fail(op, Status::kRegionClosed, "the peer closed the target region"), false;
   op->admitted = true;
   ++op->remote->operations;
   if (!op->remote->listed) op->peer->remote_regions[op->remote->serial] = op->remote;
@@ -115,7 +115,7 @@ void Worker::admit(Operation* op) {
     return;
   }
   if (peer.session.their_bye) {
-    if (peer.gone()) return fail(op, Status::kPeerLost, kClosedText);
+    if (peer.gone()) return fail(op, peer.gone_status(), peer.gone_text());
     return enqueue(peer, op, Queue::kWaiting);  // for the next session: see lose
   }
   if (op->kind == OperationKind::kMessage) {

@@ -34,11 +34,7 @@ bool Worker::is_self(const Peer& peer) const {
 void Worker::ensure_connecting(Peer& peer) {
   const uint32_t state = peer.state.load(std::memory_order_relaxed);
   if (state == TE_PEER_CONNECTED || state == TE_PEER_CONNECTING) return;
-  if (peer.gone()) {
-    const bool restarted = peer.fate.load(std::memory_order_relaxed) == Fate::kRestarted;
-    return fail_all(peer, restarted ? Status::kPeerRestarted : Status::kPeerLost,
-                    restarted ? kRestartedText : kClosedText);
-  }
+  if (peer.gone()) return fail_all(peer, peer.gone_status(), peer.gone_text());
   if (Error e = start_session(peer)) return fail_all(peer, Status::kPeerUnreachable, e.message().c_str());
   peer.state.store(TE_PEER_CONNECTING, std::memory_order_release);
   peer.session.deadline = deadline_after(now_, settings_.connect_timeout_ns);
