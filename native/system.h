@@ -3,6 +3,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -30,6 +31,22 @@ inline void cpu_relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Waits briefly for `done`, without a system call that sleeps: a wake-up costs tens of microseconds, a small write a few. Few pauses,
+// then yields: where cores are scarce, the thread that is waited for may need this very core.
+template <typename F>
+bool spin_until(F&& done) {
+  constexpr int kPauses = 32, kYields = 64;
+  for (int i = 0; i < kPauses; ++i) {
+    if (done()) return true;
+    cpu_relax();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (done()) return true;
+    sched_yield();
+  }
+  return done();
 }
 
 // Unpredictable bytes: identities, tokens, keys.

@@ -16,8 +16,6 @@ std::string remote_key(int32_t peer, uint64_t serial) {
 
 constexpr int64_t kWaitSlice = 50'000'000;  // a lost peer is noticed at least this often while waiting for a counter
 constexpr int64_t kSweepPatience = 1'000'000'000;  // the worker sweeps within microseconds, unless it is held up
-constexpr int kSpins = 400;
-constexpr int kYields = 20;
 
 }  // namespace
 
@@ -289,11 +287,7 @@ Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_n
   Counter* counter = counters_.get(handle);
   if (counter == nullptr) return Error(Status::kClosed, "the counter is closed");
   const auto reached = [&] { return counter->value.load(std::memory_order_acquire) >= at_least; };
-  if (reached()) return {};
-  for (int i = 0; timeout_ns > 0 && i < kSpins + kYields; ++i) {
-    i < kSpins ? cpu_relax() : static_cast<void>(sched_yield());
-    if (reached()) return {};
-  }
+  if (reached() || (timeout_ns != 0 && spin_until(reached))) return {};
   const int64_t deadline = deadline_after(now_ns(), timeout_or_default(timeout_ns));
   Error outcome(Status::kAgain, "");
   for (;;) {

@@ -8,10 +8,6 @@
 namespace te {
 namespace {
 
-// Spin about this long before sleeping: a wake-up from a futex costs tens of microseconds, a small write a few.
-constexpr int kSpins = 400;
-constexpr int kYields = 20;
-
 class Pool {
  public:
   te_transfer* take() {
@@ -97,14 +93,7 @@ bool wait_for_bits(te_transfer* t, uint32_t bits, int64_t timeout_ns) {
   if (set()) return true;
   if (timeout_ns == 0) return false;
   const int64_t deadline = timeout_ns < 0 ? INT64_MAX : deadline_after(now_ns(), timeout_ns);
-  for (int i = 0; i < kSpins; ++i) {
-    if (set()) return true;
-    cpu_relax();
-  }
-  for (int i = 0; i < kYields; ++i) {
-    sched_yield();
-    if (set()) return true;
-  }
+  if (spin_until(set)) return true;
   for (;;) {
     const uint32_t old = t->state.fetch_or(te_transfer::kSleeper, std::memory_order_acq_rel);
     if ((old & bits) != 0) return true;

@@ -15,7 +15,7 @@ constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kTick = 2 * kMillisecond;            // resolution of deadlines
 constexpr int64_t kLongestSleep = 100 * kMillisecond;  // heartbeats are checked at least this often
 constexpr uint32_t kSendDepthReserve = 8;
-constexpr int64_t kYieldEvery = kMillisecond / 10;   // while idle and awake
+constexpr int64_t kYieldEvery = 2'000;               // while idle and awake: others may need this core
 constexpr int64_t kPatience = 5'000 * kMillisecond;  // with a worker that was asked to end, beyond its deadline
 
 }  // namespace
