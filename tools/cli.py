@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -19,7 +20,7 @@ from rich.console import Console
 import transfer_engine as te
 
 from . import bench as benchmark
-from . import report, sweep
+from . import plot, reach, report, sweep
 from .doctor.command import doctor
 from .loopback import Progress, run_sweep
 from .results import Exit, TransportResult
@@ -153,6 +154,10 @@ def loopback(
     "--seconds", type=click.FloatRange(0.01, 60), default=0.2, show_default=True, help="For each measurement."
 )
 @click.option("--bidirectional", is_flag=True, help="Measure both directions at once, too.")
+@click.option(
+    "--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.png",
+    help="Draw bandwidth and latency by size (needs matplotlib).",
+)  # fmt: skip
 def bench(
     address: te.Address | None,
     transports: tuple[str, ...],
@@ -163,6 +168,7 @@ def bench(
     most_bytes: int,
     seconds: float,
     bidirectional: bool,
+    picture: Path | None,
 ) -> int:
     """Measure bandwidth, rate and latency by size, in both directions.
 
@@ -173,27 +179,41 @@ def bench(
     --json prints one document as `loopback` does, of schema "transfer-engine/bench/1"; with --bidirectional, "measured"
     has "both" as well, which counts the bytes of both directions.
     """
+    if picture is not None:
+        plot.check_target(picture)
+        plot.require()
     options = Options(address, chosen_transports(transports, address), nics, timeout_s)
     rows = benchmark.plan(depth=depth, most_bytes=most_bytes)
 
     def work(session: Session, result: TransportResult, *, progress: Progress) -> None:
         benchmark.run_bench(session, rows, result, bidirectional=bidirectional, measure_s=seconds, progress=progress)
 
-    return _run("bench", options, rows, len(rows), work, None if as_json else report.show_bench)
+    draw = None if picture is None else functools.partial(plot.draw, picture)
+    return _run("bench", options, rows, len(rows), work, None if as_json else report.show_bench, draw)
 
 
 @group.command()
 @click.option("--transport", metavar="NAME", help="efa, cx7, tcp or shm.  [default: the best that works here]")
 @_nics
+@click.option(
+    "--host", metavar="NAME", help="A name or IP address of this host that other nodes reach; it chooses the NIC (tcp)."
+)
 @click.option("--once", is_flag=True, help="End after the first client.")
 @_as_json
-def serve(transport: str | None, nics: int | str | None, once: bool, as_json: bool) -> int:
+def serve(transport: str | None, nics: int | str | None, host: str | None, once: bool, as_json: bool) -> int:
     """Wait for `loopback` and `bench` on another node, one client at a time.
 
-    The first line of standard output is the command to paste there; with --json, {"address": "te1:..."}.
+    The first line of standard output is the command to paste there; with --json, {"address": "te1:..."}. Ports are free
+    ones, and part of that address; TE_PORTS=LOW-HIGH keeps them in a range, for firewalls.
     """
+    if host is not None:
+        if nics is not None:
+            raise click.UsageError("--host and --nics both choose the NIC: give one of them")
+        transport, nics = transport or "tcp", reach.advertised(host)
     with te.Engine(transport, nics=nics) as engine:
         address = str(engine.address)
+        if reach.only_here(engine.address):
+            click.echo(f"note: only this host can reach {engine.address.nics[0]} (loopback)", err=True)
         click.echo(json.dumps({"address": address}) if as_json else f"transfer-engine loopback {address}")
         sys.stdout.flush()
         return serve_clients(engine, once=once, log=lambda text: click.echo(text, err=True))
@@ -203,7 +223,15 @@ group.add_command(doctor)
 group.add_command(topo)
 
 
-def _run(command: str, options: Options, rows: list[Row], steps: int, work: _Work, show: _Show | None) -> int:
+def _run(
+    command: str,
+    options: Options,
+    rows: list[Row],
+    steps: int,
+    work: _Work,
+    show: _Show | None,
+    draw: Callable[[list[TransportResult]], None] | None = None,
+) -> int:
     """Each transport in turn, then the verdict; without `show` a JSON document at the end."""
     out = report.console()
     results: list[TransportResult] = []
@@ -218,6 +246,8 @@ def _run(command: str, options: Options, rows: list[Row], steps: int, work: _Wor
             click.echo(f"error: {transport}: {result.error['message']}", err=True)
         if result.status in (Exit.INTERRUPTED, Exit.USAGE):
             break
+    if draw is not None:
+        draw(results)
     status = Exit.gravest([result.status for result in results])
     if show is None:
         report.print_document(command, status, [result.to_dict() for result in results])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import transfer_engine as te
 
-from . import session
+from . import reach, session
 from .protocol import ProtocolError, RemoteFailure
 from .results import Exit, TransportResult
 from .second import SecondProcess, SecondProcessError, second_process
@@ -56,11 +56,13 @@ def run_transport(
     """Opens a session on one transport and does `work` in it. Whatever goes wrong is told by the result."""
     result = TransportResult(transport)
     second: SecondProcess | None = None
+    mine: te.Address | None = None
     try:
         with contextlib.ExitStack() as stack:
             engine = te.Engine(transport, nics=options.nics, settings=_settings())
             stack.callback(_close, engine)
             result.local = session.describe(engine)
+            mine = engine.address
             if options.address is None:
                 second = stack.enter_context(
                     second_process(transport, options.nics, timeout_s=min(options.timeout_s, 30.0))
@@ -74,6 +76,10 @@ def run_transport(
     except SecondProcessError as error:
         result.status = Exit.UNAVAILABLE if error.unavailable else Exit.BROKEN
         _explain(result, error, str(error))
+    except te.PeerUnreachable as error:
+        result.status = Exit.BROKEN
+        why = None if options.address is None or mine is None else reach.why_silent(mine, options.address)
+        _explain(result, error, str(error) if why is None else f"{error}\n  why: {why}")
     except te.TransferEngineError as error:
         result.status = _status_of(error)
         _explain(result, error, str(error))

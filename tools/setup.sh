@@ -77,6 +77,7 @@ has_library() {
 find_missing() {
   missing=()
   command -v make >/dev/null || missing+=(make)
+  command -v ip >/dev/null || [[ -x /sbin/ip ]] || missing+=(iproute2) # tests between network namespaces
   compiles 'cstdint span stop_token' || missing+=(g++)
   compiles 'doctest/doctest.h' || missing+=(doctest-dev)
   { compiles 'rdma/fabric.h' && has_library libfabric.so.1; } || missing+=(libfabric-dev)
