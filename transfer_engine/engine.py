@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -75,6 +76,7 @@ class Engine(Datapath):
         chosen = settings.transport is None
         if chosen:
             settings = dataclasses.replace(settings, transport=probing.best())
+        settings = _placed(settings)
         native, alive = to_native(settings)
         self._handle = handle = EngineHandle(native, int(settings.timeout_s * 1e9))
         del alive  # the core has copied what it needs
@@ -311,6 +313,22 @@ class Engine(Datapath):
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _placed(settings: Settings) -> Settings:
+    """With the NICs and the core that the topology gives, where it has a say: RDMA NICs, or several processes a node."""
+    if settings.transport not in ("efa", "cx7") and "LOCAL_WORLD_SIZE" not in os.environ:
+        return settings
+    from .topology import place  # here: reading the topology takes longer than importing all else
+
+    placed, assignment = place(settings)
+    for message in assignment.messages if assignment is not None else ():
+        _log.info("topology: %s", message)
+    taken = any(engine._description["core"] == placed.core for engine in _engines if not engine.closed)
+    if isinstance(placed.core, int) and placed.core != settings.core and taken:
+        _log.info("core %d serves another engine of this process: the new one is not pinned", placed.core)
+        placed = dataclasses.replace(placed, core="none")
+    return placed
 
 
 def _close_quietly(engine: Engine) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -312,3 +315,29 @@ def test_nics_are_given_by_count() -> None:
     for wrong in (0, 17, [], [1], True, 1.5):
         with pytest.raises((te.ConfigError, TypeError)):
             te.Engine(transport="sim", nics=wrong)  # type: ignore[arg-type]
+
+
+def test_processes_of_one_node_take_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import transfer_engine as te\n"
+        "with te.Engine('tcp', nics='lo') as first, te.Engine('tcp', nics='lo') as second:\n"
+        "    print(first.describe()['core'], first.describe()['polling'], second.describe()['core'])\n"
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    chosen = []
+    for rank in range(2):
+        environment = {**os.environ, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        core, polling, second = done.stdout.split()
+        assert second == "None"  # two workers on one core would only be in each other's way
+        if core != "None":
+            assert int(core) in cores
+            assert polling == "busy"
+            chosen.append(core)
+    assert len(set(chosen)) == len(chosen)
+    with te.Engine("tcp", nics="lo") as alone:
+        assert alone.describe()["core"] is None
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(te.ConfigError, match="LOCAL_RANK"):
+        te.Engine("tcp", nics="lo")
