@@ -32,7 +32,7 @@ stale := FORCE
 endif
 endif
 
-.PHONY: help setup build wheel loopback test test-native test-asan test-tsan test-python lint format bench soak clean distclean FORCE
+.PHONY: help setup build wheel loopback test test-native test-asan test-tsan test-arm test-fresh test-python lint format bench soak clean distclean FORCE
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1 - \2/p' Makefile | awk -F' - ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -88,6 +88,19 @@ test-tsan: .venv/.setup ## native tests under ThreadSanitizer
 	$(call native,tsan,-DTE_SANITIZE=thread)
 	@TSAN_OPTIONS=suppressions=tests/native/tsan.supp:second_deadlock_stack=1 \
 	  $(native_tests) "test tsan" $(patience) $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/te_tests $(tsan_tests)
+
+# libfabric is not there for the other machine: only what runs on the simulated fabric.
+cross := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc \
+  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DFABRIC_INCLUDE_DIR=$(CURDIR)/build/arm/include -DDOCTEST_INCLUDE_DIR=$(CURDIR)/build/arm/include
+test-arm: .venv/.setup ## native tests for aarch64, cross-compiled, under qemu
+	@tools/setup.sh arm
+	@mkdir -p build/arm/include; ln -sfn /usr/include/rdma /usr/include/doctest build/arm/include
+	$(call native,arm,-DTE_WERROR=ON $(cross))
+	@$(native_tests) "test arm" $(patience) qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/te_tests $(tsan_tests)
+
+test-fresh: ## make loopback and quick tests on minimal Debian 12 and 13, as root and as a user; needs root
+	@tools/setup.sh fresh
+	@for suite in bookworm trixie; do tools/fresh.sh $$suite || exit; done
 
 # pytest runs outside of the source tree, so that it can only import the installed wheel.
 pytest = mkdir -p build/run && cd build/run && $(loopback_only) ../../$(python) -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider

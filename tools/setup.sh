@@ -3,6 +3,8 @@
 #
 #   tools/setup.sh system   compiler, headers, Python: installs what is missing (as root, Debian and its relatives),
 #                           or says what to install and fails
+#   tools/setup.sh arm      a cross compiler for aarch64 and qemu, for `make test-arm`
+#   tools/setup.sh fresh    debootstrap, for `make test-fresh`
 #   tools/setup.sh venv     .venv with the build tools and linters; implies `system`
 #
 # PYTHON=/path/to/python chooses the interpreter; otherwise the newest CPython 3.10 to 3.14 on PATH is taken.
@@ -101,6 +103,22 @@ find_missing() {
 set_up_system() {
   find_missing
   ((${#missing[@]})) || return 0
+  install_missing
+  local -a wanted=("${missing[@]}")
+  find_missing
+  ((${#missing[@]} == 0)) || fail "installed ${wanted[*]}, yet still missing: ${missing[*]}"
+}
+
+# What only one target needs: PACKAGE=PROGRAM...
+set_up_programs() {
+  missing=()
+  local pair
+  for pair in "$@"; do command -v "${pair#*=}" >/dev/null || missing+=("${pair%=*}"); done
+  ((${#missing[@]})) || return 0
+  install_missing
+}
+
+install_missing() {
   local command="apt-get update && apt-get install --no-install-recommends ${missing[*]}"
   if ! command -v apt-get >/dev/null; then
     fail "missing: ${missing[*]} (names as Debian has them). Install their equivalents, then try again."
@@ -110,9 +128,6 @@ set_up_system() {
   export DEBIAN_FRONTEND=noninteractive
   tools/quiet.sh "apt-get update" apt-get update
   tools/quiet.sh "apt-get install ${missing[*]}" apt-get install -y --no-install-recommends "${missing[@]}"
-  local -a wanted=("${missing[@]}")
-  find_missing
-  ((${#missing[@]} == 0)) || fail "installed ${wanted[*]}, yet still missing: ${missing[*]}"
 }
 
 set_up_venv() {
@@ -137,6 +152,8 @@ exec 9>build/.setup.lock
 flock 9 # two makes at once take turns
 case ${1:-venv} in
   system) set_up_system ;;
+  arm) set_up_programs g++-aarch64-linux-gnu=aarch64-linux-gnu-g++ qemu-user=qemu-aarch64 ;;
+  fresh) set_up_programs debootstrap=debootstrap ;;
   venv) set_up_venv ;;
-  *) fail "usage: tools/setup.sh [system|venv]" ;;
+  *) fail "usage: tools/setup.sh [system|arm|fresh|venv]" ;;
 esac

@@ -316,7 +316,7 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def _placed(settings: Settings) -> Settings:
-    """With the NICs and the core that the topology gives, where it has a say: RDMA NICs, or several processes a node."""
+    """With the NICs and the core that the topology gives, where it has a say: RDMA NICs, or processes of one node."""
     if settings.transport not in ("efa", "cx7") and "LOCAL_WORLD_SIZE" not in os.environ:
         return settings
     from .topology import place  # here: reading the topology takes longer than importing all else
