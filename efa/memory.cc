@@ -3,6 +3,7 @@
 #include <cinttypes>
 
 #include "efa/nic.h"
+#include "native/mappings.h"
 #include "native/system.h"
 
 #ifdef TE_HAVE_LIBFABRIC
@@ -14,33 +15,6 @@ constexpr uint64_t kAccess = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_
 Error refuse(const MemorySpan& span, int reason, const std::string& why) {
   return Error(Status::kRegistration,
                format("cannot register %" PRIu64 " bytes at %p: %s", span.length, span.address, why.c_str()), reason);
-}
-
-// A device refuses memory that is missing or read-only when it pins the pages. The software providers take anything and
-// would fault later, in the target's process or in the middle of a connection, so the mappings are looked up here.
-Error check_mappings(const MemorySpan& span) {
-  const auto begin = reinterpret_cast<uintptr_t>(span.address);
-  const uintptr_t end = begin + span.length;
-  FILE* maps = std::fopen("/proc/self/maps", "re");
-  if (maps == nullptr) return {};  // no /proc: the caller's word must do
-  uintptr_t covered = begin;
-  bool writable = true;
-  char* line = nullptr;
-  size_t capacity = 0;
-  while (covered < end && getline(&line, &capacity, maps) > 0) {
-    uintptr_t from = 0, to = 0;
-    char rights[8] = {};
-    if (std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %7s", &from, &to, rights) != 3 || to <= covered) continue;
-    if (from > covered) break;  // a hole
-    writable = rights[0] == 'r' && rights[1] == 'w';
-    if (!writable) break;
-    covered = to;
-  }
-  std::free(line);
-  std::fclose(maps);
-  if (!writable) return refuse(span, EACCES, "it is not readable and writable");
-  if (covered < end) return refuse(span, EFAULT, "it is not mapped as a whole");
-  return {};
 }
 
 }  // namespace
@@ -56,7 +30,7 @@ Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
         format("%s on NIC %s cannot reach GPU memory", info_->fabric_attr->prov_name, description_.name.c_str()));
   }
   if (kind_ != Kind::kEfa) {
-    if (Error error = check_mappings(span)) return error;
+    if (Error error = check_mapped(span)) return error;
   }
   FidPtr<fid_mr> region;
   {

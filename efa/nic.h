@@ -40,7 +40,7 @@ class Nic {
 
   Error open_path(const te_nic_address& remote, PathId* path);
   void close_path(PathId path);
-  bool proven_dead(PathId path);
+  Death death_of(PathId path);
 
   PostResult post(std::span<const WorkRequest> requests);
   PostResult post_receive(void* buffer, uint64_t length, uint64_t local_key, WorkContext* context);

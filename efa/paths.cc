@@ -106,11 +106,11 @@ void Nic::close_path(PathId path) {
   if (slot.in_flight == 0) free_paths_.push_back(static_cast<uint32_t>(path));
 }
 
-bool Nic::proven_dead(PathId id) {
-  if (id >= paths_.size() || !paths_[id].open) return false;
+Death Nic::death_of(PathId id) {
+  if (id >= paths_.size() || !paths_[id].open) return Death::kNotProven;
   Path& path = paths_[id];
-  if (kind_ == Kind::kTcp) return path.probe.refused(path.remote, now_ns());
-  return path.bell != nullptr && path.bell->proven_dead();
+  if (kind_ == Kind::kTcp) return path.probe.ask(path.remote, now_ns());
+  return path.bell != nullptr && path.bell->proven_dead() ? Death::kProven : Death::kNotProven;
 }
 
 }  // namespace te::efa

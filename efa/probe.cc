@@ -27,8 +27,8 @@ ConnectProbe& ConnectProbe::operator=(ConnectProbe&& other) noexcept {
   return *this;
 }
 
-bool ConnectProbe::refused(const te_nic_address& address, int64_t now_ns) {
-  if (refused_) return true;
+Death ConnectProbe::ask(const te_nic_address& address, int64_t now_ns) {
+  if (refused_) return Death::kProven;
   if (socket_ >= 0) {
     finish();
   } else if (now_ns >= next_ns_) {
@@ -36,7 +36,7 @@ bool ConnectProbe::refused(const te_nic_address& address, int64_t now_ns) {
     pause_ns_ = std::min(2 * pause_ns_, kLongestPause);
     start(address);
   }
-  return refused_;
+  return refused_ ? Death::kProven : socket_ >= 0 ? Death::kAsking : Death::kNotProven;
 }
 
 void ConnectProbe::start(const te_nic_address& address) {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "native/te.h"
+#include "native/provider.h"
 
 namespace te::efa {
 
@@ -15,8 +15,8 @@ class ConnectProbe {
   ConnectProbe(ConnectProbe&& other) noexcept { *this = static_cast<ConnectProbe&&>(other); }
   ConnectProbe& operator=(ConnectProbe&& other) noexcept;
 
-  // Takes the probe one step further, without blocking. True once a connection was refused.
-  bool refused(const te_nic_address& address, int64_t now_ns);
+  // Takes the probe one step further, without blocking. kProven once a connection was refused; between tries, what the last one said.
+  Death ask(const te_nic_address& address, int64_t now_ns);
 
  private:
   void start(const te_nic_address& address);

@@ -67,7 +67,7 @@ class FabricProvider final : public Provider {
   Error reset_path(uint32_t, PathId) override {
     return Error(Status::kUnsupported, "libfabric cannot reset the connection to one peer");
   }
-  bool proven_dead(uint32_t nic, PathId path) override { return nics_[nic]->proven_dead(path); }
+  Death death_of(uint32_t nic, PathId path) override { return nics_[nic]->death_of(path); }
   Error inject(std::string_view) override {
     return Error(Status::kUnsupported, "only the simulated fabric takes commands");
   }

@@ -106,6 +106,8 @@ struct Completion {
   PathId path = kNoPath;           // kPathUp, kPathDown; else where the provider knows it
 };
 
+enum class Death : uint8_t { kNotProven, kAsking, kProven };
+
 struct NicInfo {
   std::string name;  // interface or device
   te_nic_address address{};
@@ -168,8 +170,8 @@ class Provider {
   // them lands afterwards. Returns kUnsupported where the provider has no such means.
   virtual Error reset_path(uint32_t nic, PathId path) = 0;
   // Is it proven that the process behind the path has ended, so that nothing of it can land any more (after our own
-  // queue was drained)? Only shm can tell.
-  virtual bool proven_dead(uint32_t nic, PathId path) = 0;
+  // queue was drained)? Never blocks: where the answer takes time, kAsking, and the next calls go on asking.
+  virtual Death death_of(uint32_t nic, PathId path) = 0;
 
   // A test hook; only the simulated fabric has commands.
   virtual Error inject(std::string_view command) = 0;

@@ -107,7 +107,10 @@ struct Operation {
   bool flush = false;
   bool each_page = false;  // TE_PAGES_EACH applies
   bool has_slot = false;
-  bool unknown = false;  // some part's outcome is unknown
+  bool unknown = false;   // some part's outcome is unknown
+  bool doubtful = false;  // ended as if the peer had died: see Worker::doubt
+  int doubt_status = 0;   // of the provider
+  int8_t doubt_nic = -1;
   uint8_t slot_posted = 0, slot_delivered = 0;
   uint16_t slot = 0;
   uint8_t parts = 0;
@@ -151,7 +154,7 @@ struct Operation {
     kind = OperationKind::kWrite;
     phase = Phase::kBody;
     queue = Queue::kNone;
-    admitted = planned = stopped = reported = flush = each_page = has_slot = unknown = started = false;
+    admitted = planned = stopped = reported = flush = each_page = has_slot = unknown = doubtful = started = false;
     slot_posted = slot_delivered = parts = 0;
     in_flight = 0;
     transfer = nullptr;

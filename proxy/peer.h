@@ -56,6 +56,7 @@ struct Session {
   bool saying_bye = false;   // they will post nothing more, or we asked them to drain
   bool bye_done = false;     // they said that they have drained
   bool their_bye = false;    // they asked us to drain
+  int64_t doubt_until = 0;   // a work request failed as if the peer had died: until then its death may be proved
   bool drain_asked = false;  // they wait for the word that our former sessions have drained
   bool bye_said = false, bye_answered = false;
   bool ping_out = false, pong_due = false, acknowledge_due = false, hello_ack_due = false;

@@ -201,7 +201,7 @@ void Worker::sleep() {
 }
 
 int64_t Worker::sleep_timeout() {
-  if (!scheduled_.empty() || !closings_.empty() || !rekeying_.empty()) return kTick;
+  if (!scheduled_.empty() || !closings_.empty() || !rekeying_.empty() || !doubted_.empty()) return kTick;
   int64_t until = std::min(now_ + kLongestSleep, next_deadline_);
   for (Peer* peer = known_.front(); peer != nullptr; peer = known_.next(peer))
     if (peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING)
@@ -229,6 +229,7 @@ void Worker::tick() {
   }
   if (heartbeat) last_heartbeat_ = now_;
   if (!closings_.empty() || !rekeying_.empty()) continue_closings();
+  if (!doubted_.empty()) resolve_doubts();
   if (!ghosts_.empty()) watch_ghosts();
   if (!idle_receives_.empty() || receives_made_ < receives_wanted_) post_receives();
   if (!stopping_ && stop_requested_.load(std::memory_order_seq_cst)) {

@@ -125,6 +125,9 @@ class Worker {
   void complete_write(uint32_t nic, const Completion& completion, WorkItem* item);
   void write_off(Peer& peer, uint32_t remote_nic, bool landed_unknown);
   static void note_failed_request(Operation& op, const Completion& completion, int nic);
+  void doubt(Peer& peer, Operation& op, const Completion& completion, int nic);
+  void resolve_doubts();
+  void settle_doubt(Operation* op);
   void complete_send(uint32_t nic, const Completion& completion, WorkItem* item);
   void advance(Operation* op);
   void immediate_arrived(uint32_t nic, uint32_t immediate);
@@ -262,6 +265,7 @@ class Worker {
   List<Peer, &Peer::scheduled_link> scheduled_;
   List<Peer, &Peer::known_link> known_;
   bool in_closings_ = false;
+  std::vector<Peer*> doubted_;
   std::vector<Operation*> closings_;  // kCloseRegion, kCloseCounter, kFence under way
   std::vector<Ghost> ghosts_;
   std::vector<Region*> rekeying_;

@@ -4,6 +4,11 @@
 #include "proxy/worker.h"
 
 namespace te {
+namespace {
+
+constexpr int64_t kDoubt = 500'000'000;
+
+}  // namespace
 
 uint32_t Worker::poll_nic(uint32_t nic) {
   const uint32_t count = provider_.poll(nic, completions_);
@@ -62,7 +67,9 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
       op->stopped = true;
       if (op->queue != Queue::kNone) leave_queue(op);
       // The transfer ends when its work requests have drained, so that it is quiesced; see advance.
-      note_failed_request(*op, c, static_cast<int>(nic));
+      if (current && peer.connected() && (c.status == Status::kTransport || c.status == Status::kCancelled))
+        doubt(peer, *op, c, static_cast<int>(nic));
+      else note_failed_request(*op, c, static_cast<int>(nic));
     }
   }
   items_.give_back(item);
@@ -74,6 +81,42 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
   if (!current) answer_drain(peer);
   if (c.status == Status::kPeerLost && current && peer.connected())
     lose(peer, Status::kPeerLost, "the connection to the peer broke");
+}
+
+// Requests that end in this way may be the first sign of the peer's death (over TCP the only one). What the caller is told should be
+// that, so the operation waits while the provider asks, and no longer than kDoubt.
+void Worker::doubt(Peer& peer, Operation& op, const Completion& c, int nic) {
+  op.doubtful = true;
+  op.doubt_status = c.provider_status;
+  op.doubt_nic = static_cast<int8_t>(nic);
+  if (peer.session.doubt_until < now_) doubted_.push_back(&peer);
+  peer.session.doubt_until = now_ + kDoubt;
+}
+
+// On the clock.
+void Worker::resolve_doubts() {
+  const std::vector<Peer*> peers = doubted_;
+  for (Peer* peer : peers) {
+    Session& s = peer->session;
+    const Death death = peer->connected() ? provider_.death_of(0, s.paths[0]) : Death::kNotProven;
+    if (death == Death::kProven) lose(*peer, Status::kPeerLost, "the peer's process has ended");
+    else if (death == Death::kAsking && now_ < s.doubt_until) continue;
+    peer->session.doubt_until = 0;
+    std::erase(doubted_, peer);
+    for (Operation* op = active_.front(); op != nullptr;) {
+      Operation* next = active_.next(op);
+      if (op->doubtful && op->peer == peer) settle_doubt(op);
+      op = next;
+    }
+  }
+}
+
+void Worker::settle_doubt(Operation* op) {
+  op->doubtful = false;
+  if (op->transfer != nullptr && !op->reported)
+    note_failure(op->transfer, Status::kTransport, op->doubt_status, op->doubt_nic, op->peer->index,
+                 "a work request failed, or was flushed after another one had failed");
+  if (op->in_flight == 0 && op->queue == Queue::kNone) advance(op);
 }
 
 // kCancelled is the provider's word for "flushed": the caller cancelled nothing.
@@ -101,6 +144,7 @@ void Worker::write_off(Peer& peer, uint32_t remote_nic, bool landed_unknown) {
 // Nothing of the operation is in flight, and it is in no list.
 void Worker::advance(Operation* op) {
   if (op->stopped) {
+    if (op->doubtful && !op->reported) return;  // see resolve_doubts
     if (op->has_slot) retire_slot(*op);
     if (!op->reported) report(op, op->transfer->status, 0, -1, "");
     return finish(op);

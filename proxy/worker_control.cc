@@ -513,9 +513,9 @@ void Worker::take_counts(Peer& peer, std::span<const uint8_t> body) {
   }
   Credits& credits = peer.session.credits;
   for (uint32_t i = 0; i < nics; ++i) {
-    const uint32_t news = counts[i] - credits.polled_by_them[i];
-    const uint32_t most = credits.sent[i] - credits.polled_by_them[i];
-    if (static_cast<int32_t>(news) > 0) credits.polled_by_them[i] += std::min(news, most);  // more: see write_off
+    const auto news = static_cast<int32_t>(counts[i] - credits.polled_by_them[i]);
+    const auto most = static_cast<int32_t>(credits.sent[i] - credits.polled_by_them[i]);  // more: see write_off
+    if (news > 0 && most > 0) credits.polled_by_them[i] += static_cast<uint32_t>(std::min(news, most));
   }
   if (!peer.ready.empty()) schedule(peer);
 }

@@ -319,7 +319,7 @@ void Worker::watch_ghosts() {
       if (!ghost.dead) {
         // Somebody else at its address is proof as well: the old process no longer has its sockets.
         ghost.dead = ghost.peer->fate.load(std::memory_order_relaxed) == Fate::kRestarted ||
-                     (ghost.paths_open && provider_.proven_dead(0, ghost.paths[0]));
+                     (ghost.paths_open && provider_.death_of(0, ghost.paths[0]) == Death::kProven);
         ghost.dead_since_ns = now_;
       }
       ghost.quiet_rounds = ghost.dead && !polled_something_ ? ghost.quiet_rounds + 1 : 0;

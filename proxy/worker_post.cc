@@ -78,7 +78,9 @@ uint32_t Worker::generate(Peer& peer, Operation& op, uint32_t budget) {
         break;
       }
       if (needs_immediate(op, part, part.next)) {
-        if (credits.sent[remote_nic] - credits.polled_by_them[remote_nic] >= credits.their_window) break;
+        // Signed: what was written off and came after all was polled twice.
+        const auto out = static_cast<int32_t>(credits.sent[remote_nic] - credits.polled_by_them[remote_nic]);
+        if (out >= static_cast<int32_t>(credits.their_window)) break;
         if (op.kind == OperationKind::kWrite && op.parts > 1 && !op.has_slot && !take_slot(peer, op)) break;
       }
       append(peer, op, p, WorkKind::kWrite);

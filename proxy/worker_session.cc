@@ -120,6 +120,9 @@ void Worker::service_session(Peer& peer) {
                     static_cast<double>(settings_.connect_timeout_ns) * 1e-9);
       return lose(peer, Status::kPeerUnreachable, why);
     }
+    // An address comes from an engine that was there: when nobody has it any more, nobody will.
+    if (s.hello_wait > 2 * kFirstHelloWait && provider_.death_of(0, s.paths[0]) == Death::kProven)
+      return lose(peer, Status::kPeerUnreachable, "nobody is there: the process that had this address has ended");
     if (now_ >= s.hello_at) send_hello(peer, false);
     return;
   }

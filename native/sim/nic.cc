@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "native/mappings.h"
+
 namespace te::sim {
 namespace {
 
@@ -70,6 +72,7 @@ Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
     return Error(Status::kRegistration, "the simulated fabric registers host memory only", ENOSYS, nic);
   if (span.address == nullptr || span.length == 0)
     return Error(Status::kRegistration, "an empty span cannot be registered", EINVAL, nic);
+  if (Error error = check_mapped(span)) return error;
   if (host_.registration_failures_due > 0) {
     --host_.registration_failures_due;
     return Error(Status::kRegistration, "registration refused by injection (register_fail)", ENOMEM, nic);

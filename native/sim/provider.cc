@@ -92,9 +92,9 @@ class SimProvider final : public Provider {
     return nic < host_.nics.size() ? host_.nics[nic]->reset_path(path) : no_such_nic(nic);
   }
 
-  bool proven_dead(uint32_t nic, PathId path) override {
+  Death death_of(uint32_t nic, PathId path) override {
     const std::lock_guard lock(fabric_.mutex);
-    return nic < host_.nics.size() && host_.nics[nic]->proven_dead(path);
+    return nic < host_.nics.size() && host_.nics[nic]->proven_dead(path) ? Death::kProven : Death::kNotProven;
   }
 
   Error inject(std::string_view command) override {

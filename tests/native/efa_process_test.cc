@@ -79,12 +79,12 @@ TEST_SUITE("efa") {
     child.connect(&side);
     REQUIRE(side.post(side.request(Opcode::kWrite, 0, 0, 64)) == 0);
     REQUIRE(until([&] { return side.sent == 1; }, [&] { side.step(); }));
-    CHECK_FALSE(side.provider->proven_dead(0, side.paths[0]));
+    CHECK(side.provider->death_of(0, side.paths[0]) != Death::kProven);
     kill(child.pid(), SIGSTOP);
     REQUIRE(side.post(side.request(Opcode::kWriteImmediate, 0, 0, 100000, 0)) == 0);
     child.kill_now();
     const bool shm = std::string(transport) == "shm";
-    CHECK(side.provider->proven_dead(0, side.paths[0]) == shm);
+    CHECK((side.provider->death_of(0, side.paths[0]) == Death::kProven) == shm);
     if (!shm) {  // shm never tells
       REQUIRE(until([&] { return side.sent == 2; }, [&] { side.step(); }));
       REQUIRE(side.failures.size() == 1);

@@ -26,9 +26,9 @@ TEST_CASE("sim kill: peers hear nothing, the dead land nothing, and only then de
   const PathId to_b = a.path_to(b), to_a = b.path_to(a);
   write_many(a, to_b, b, 8);
   write_many(b, to_a, a, 8);
-  CHECK_FALSE(a.provider->proven_dead(0, to_b));
+  CHECK(a.provider->death_of(0, to_b) != Death::kProven);
   b.inject("kill");
-  CHECK(a.provider->proven_dead(0, to_b));
+  CHECK(a.provider->death_of(0, to_b) == Death::kProven);
   CHECK(a.settle().empty());
   CHECK(a.stat("in_flight") == 8);
   CHECK(a.provider->arm(0));  // nothing will happen: sleep
@@ -55,7 +55,7 @@ TEST_CASE("sim kill_loud and reports_dead_peer: operations towards the dead fail
     for (const Completion& each : lost) CHECK(each.status == Status::kPeerLost);
     a.post_ok(a.write(path, b, 0, 0, 0, 8));
     CHECK(a.one().status == Status::kPeerLost);
-    CHECK(a.provider->proven_dead(0, path));
+    CHECK(a.provider->death_of(0, path) == Death::kProven);
   }
 }
 
@@ -83,8 +83,8 @@ TEST_CASE("sim: a closed engine is reported lost, also to sends that wait for it
   write_many(a, path, *b, 3);
   b.reset();
   for (const Completion& each : a.gather(4)) CHECK(each.status == Status::kPeerLost);
-  CHECK_FALSE(a.provider->proven_dead(0, path));
-  CHECK_FALSE(a.provider->proven_dead(0, kNoPath));
+  CHECK(a.provider->death_of(0, path) != Death::kProven);
+  CHECK(a.provider->death_of(0, kNoPath) != Death::kProven);
 }
 
 TEST_CASE("sim: a path to an address where nobody ever was reports a lost peer") {
@@ -96,7 +96,7 @@ TEST_CASE("sim: a path to an address where nobody ever was reports a lost peer")
   REQUIRE(a.provider->open_path(0, address, 1, &path).ok());
   a.post_ok(a.write(path, a, 0, 0, 0, 8));
   CHECK(a.one().status == Status::kPeerLost);
-  CHECK_FALSE(a.provider->proven_dead(0, path));
+  CHECK(a.provider->death_of(0, path) != Death::kProven);
   Player b("address=nobody");
   a.post_ok(a.write(path, b, 0, 0, 0, 8));
   CHECK(a.one().status == Status::kOk);
@@ -112,8 +112,8 @@ TEST_CASE("sim address: after a restart the same path reaches the new engine, bu
   Player young("address=spot");
   CHECK(a.settle().empty());  // they waited for the dead one
   CHECK(untouched(young, 0, 512));
-  CHECK(a.provider->proven_dead(0, path));
-  CHECK_FALSE(a.provider->proven_dead(0, a.path_to(young)));
+  CHECK(a.provider->death_of(0, path) == Death::kProven);
+  CHECK(a.provider->death_of(0, a.path_to(young)) != Death::kProven);
   a.fill(0, 8, 1);
   a.post_ok(a.write(path, young, 20, 0, 0, 8));
   CHECK(a.one().status == Status::kOk);
