@@ -157,11 +157,18 @@ class EngineHandle:
 
     def failure(self, operation: str, status: int, error: Any, note: str = "") -> TransferEngineError:
         """The exception for a failed call, with the names of peer and NIC."""
+        hint = None
+        if status == _native.CLOSED and self.state == OPEN:
+            hint = "this counter was closed, the engine is open: make another with engine.counter()"
+        elif status == lib.TE_ERR_CONFIG:  # of an open engine: what it was given belongs to another transport
+            status, hint = lib.TE_ERR_ARGUMENT, "open both engines on one transport, and exchange addresses again"
+        elif status == lib.TE_ERR_RANGE and operation in ("write_pages", "write_batch"):
+            hint = "page i is page_bytes long, at offset_bytes + indices[i] * stride_bytes; all of it must be inside"
         peer = None
         if error.peer >= 0:
             address = self.address_of(error.peer)
             peer = f"#{error.peer}" if address is None else str(address)
-        return _native.failure(operation, status, error, peer=peer, nics=self.nic_names, note=note)
+        return _native.failure(operation, status, error, peer=peer, nics=self.nic_names, note=note, hint=hint)
 
     def persist(self, submit: Callable[[], Any], error: Any, timeout_s: float | None) -> Any:
         """Goes on while the core has no free slot, until the deadline: a null pointer, or what `submit` gave.

@@ -103,7 +103,14 @@ def provider_status_name(number: int) -> str:
 
 
 def failure(
-    operation: str, status: int, error: Any, *, peer: str | None = None, nics: Sequence[str] = (), note: str = ""
+    operation: str,
+    status: int,
+    error: Any,
+    *,
+    peer: str | None = None,
+    nics: Sequence[str] = (),
+    note: str = "",
+    hint: str | None = None,
 ) -> errors.TransferEngineError:
     """The exception for a failed call. `error` is the te_error that the call filled."""
     provider_status = error.provider_status
@@ -114,6 +121,7 @@ def failure(
         nic=nics[error.nic] if 0 <= error.nic < len(nics) else None,
         status=provider_status_name(provider_status) if provider_status else status_name(status),
         elapsed_s=error.elapsed_ns / 1e9 if error.elapsed_ns else None,
+        hint=hint,
     )
 
 
@@ -171,8 +179,21 @@ def decode(function: Any, struct: str, data: bytes, operation: str) -> Any:
     """
     out = ffi.new(struct + " *")
     error = ffi.new("te_error *")
-    check(function(ffi.from_buffer(data), len(data), out, error), operation, error)
+    status = function(ffi.from_buffer(data), len(data), out, error)
+    if status != OK:
+        found = _KINDS.get(data[:3], struct)
+        if found != struct:
+            set_message(error, f"these are the bytes of {_KIND_NAMES[found]}, not of {_KIND_NAMES[struct]}")
+        raise failure(operation, status, error)
     return out
+
+
+_KINDS = {b"tea": "te_address", b"ter": "te_region_descriptor", b"tec": "te_counter_descriptor"}  # as wire.cc has them
+_KIND_NAMES = {
+    "te_address": "an address",
+    "te_region_descriptor": "a region descriptor",
+    "te_counter_descriptor": "a counter descriptor",
+}
 
 
 def foreign_bytes(data: object, what: str) -> bytes:

@@ -54,7 +54,10 @@ class Address:
 
         Raises:
             DescriptorError: not an address, or damaged.
+            ArgumentTypeError: no text.
         """
+        if not isinstance(text, str):
+            raise ArgumentTypeError(f"an address's text is a str, not {type(text).__name__}", operation="Address")
         body = text.strip()
         if not body.startswith(_PREFIX):
             raise DescriptorError(f"an address starts with {_PREFIX!r}, got {body[:16]!r}", operation="Address")

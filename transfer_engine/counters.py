@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _native
 from ._handle import CLOSED, EngineHandle
 from ._native import ffi, lib, thread_state
-from .address import Address
 from .descriptors import CounterDescriptor
-from .errors import ArgumentError, ArgumentTypeError, TransferEngineError, TransferTimeout
-from .peers import Peer, peer_indices
+from .errors import ArgumentError, ArgumentTypeError, TransferEngineError, TransferTimeout, refuse_pickle
+from .peers import PeerName, peer_indices
 from .transfers import Transfer
 
 
@@ -68,14 +67,14 @@ class Counter:
         at_least: int,
         *,
         timeout_s: float | None = None,
-        peers: Iterable[Peer | Address | bytes | str] | None = None,
+        peers: Iterable[PeerName] | PeerName | None = None,
     ) -> int:
         """Returns the value once it is `at_least` or more. Early arrivals and overshoot lose nothing.
 
         Args:
             at_least: the value to wait for, counted from the counter's creation.
             timeout_s: seconds; None is the engine's default deadline.
-            peers: those that the arrivals depend on: the loss of one ends the wait.
+            peers: those that the arrivals depend on, or a single one: the loss of one ends the wait.
 
         Raises:
             TransferTimeout: not reached in time; the message says "got/expected".
@@ -110,7 +109,7 @@ class Counter:
         at_least: int,
         *,
         timeout_s: float | None = None,
-        peers: Iterable[Peer | Address | bytes | str] | None = None,
+        peers: Iterable[PeerName] | PeerName | None = None,
     ) -> Arrival:
         """The same as an operation: `await counter.reached(3)` gives the value. Arguments and errors as for `wait`."""
         handle = self._handle
@@ -158,6 +157,9 @@ class Counter:
             if kind is None:  # do not hide what went wrong inside
                 raise
 
+    def __reduce__(self) -> NoReturn:
+        refuse_pickle(self, "send counter.descriptor: peers name the counter by it")
+
     def __repr__(self) -> str:
         return f"<te.Counter {self._id}>"
 
@@ -171,7 +173,17 @@ class Arrival(Transfer):
         super().__init__(pointer, handle, "counter reached", counter, None)
         self._expected = expected
 
-    def _output(self) -> int:
+    def result(self, timeout_s: float | None = None) -> int:  # type: ignore[override]  # a Transfer's is None
+        """Waits as `wait` does and returns the counter's value."""
+        self.wait(timeout_s)
+        return self._value()
+
+    def __await__(self) -> Generator[Any, Any, int]:  # type: ignore[override]  # a Transfer's is None
+        """As a transfer is awaited; gives the counter's value."""
+        yield from super().__await__()
+        return self._value()
+
+    def _value(self) -> int:
         counter = self._keep
         assert isinstance(counter, Counter)
         return counter.value
@@ -180,7 +192,7 @@ class Arrival(Transfer):
         if not isinstance(error, TransferTimeout):
             return error
         try:
-            message = f"counter at {self._output()}/{self._expected}"
+            message = f"counter at {self._value()}/{self._expected}"
         except TransferEngineError:
             return error  # closed in the meantime
         return TransferTimeout(message, operation=error.operation, status=error.status, elapsed_s=error.elapsed_s)

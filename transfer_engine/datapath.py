@@ -14,8 +14,8 @@ from . import _native
 from ._handle import EngineHandle
 from ._native import FLAG_FLUSH, NONE, ffi, lib, nanoseconds, thread_state
 from .descriptors import CounterDescriptor, RegionDescriptor, RemoteSlice
-from .errors import ArgumentError, ArgumentTypeError, RegionClosed, TransferEngineError
-from .memory import Region, RegionSlice
+from .errors import ArgumentError, ArgumentTypeError, TransferEngineError
+from .memory import Buffer, Region, RegionSlice, closed_here
 from .pages import Pages, PageWrite, Write
 from .transfers import Transfer
 
@@ -89,7 +89,7 @@ class Datapath:
             if counter is None:
                 counter = handle.remote_counter(notify, "write")
         error = thread_state.error
-        flags = FLAG_FLUSH if flush else 0
+        flags = 0 if flush is False else _flags(flush)
         timeout_ns = -1 if timeout_s is None else nanoseconds(timeout_s)
         pointer = _te_write(
             handle.pointer, region._id, source_offset, remote, target_offset, length, counter, flags, timeout_ns, error
@@ -169,6 +169,12 @@ class Datapath:
         handle = self._handle
         if handle.state:
             handle.refuse("write_batch")
+        if not isinstance(writes, Iterable):
+            raise ArgumentTypeError(
+                f"a batch is a list of te.Write and te.PageWrite, not a {type(writes).__name__}",
+                operation="write_batch",
+                hint="put a single one into a list",
+            )
         listed = list(writes)
         entries = ffi.new("te_batch_entry[]", len(listed))
         alive: list[object] = []
@@ -181,25 +187,33 @@ class Datapath:
             return submit()
 
         for i, write in enumerate(listed):
-            entry = entries[i]
-            if isinstance(write, Write):
-                entry.write = _write_args(handle, write)
-                alive.append(write.source)
-            elif isinstance(write, PageWrite):
-                entry.is_pages = 1
-                args = entry.pages
-                alive.append(
-                    _fill_pages(handle, args, write.source, write.target, write.notify, write.flush, "write_batch")
-                )
-                alive.append(write.source.region)
-            else:
-                raise ArgumentTypeError(
-                    f"entry {i} is a {type(write).__name__}; expected te.Write or te.PageWrite", operation="write_batch"
-                )
+            try:
+                alive.append(_fill_entry(handle, entries[i], write))
+            except TransferEngineError as cause:
+                raise _of_entry(i, cause) from None
         error = thread_state.error
         submit = partial(lib.te_write_batch, handle.pointer, entries, len(listed), nanoseconds(timeout_s), error)
         pointer = submit() or _persist(handle, "write_batch", again, error, timeout_s, request_id)
         return Transfer(pointer, handle, "write_batch", alive, request_id)
+
+
+def _fill_entry(handle: EngineHandle, entry: Any, write: object) -> object:
+    """Returns what must stay alive until the transfer has ended."""
+    if isinstance(write, Write):
+        entry.write = _write_args(handle, write)
+        return write.source
+    if isinstance(write, PageWrite):
+        entry.is_pages = 1
+        indices = _fill_pages(handle, entry.pages, write.source, write.target, write.notify, write.flush, "write_batch")
+        return indices, write.source.region
+    raise ArgumentTypeError(f"a {type(write).__name__}; expected te.Write or te.PageWrite", operation="write_batch")
+
+
+def _of_entry(index: int, error: TransferEngineError) -> TransferEngineError:
+    error.message = f"entry {index}: {error.message}"
+    error.args = (error.message,)
+    error.operation = "write_batch"
+    return error
 
 
 def _write_args(handle: EngineHandle, write: Write) -> tuple[int, ...]:
@@ -219,7 +233,7 @@ def _write_args(handle: EngineHandle, write: Write) -> tuple[int, ...]:
         _refuse(handle, region, length, target_length)
     remote = _remote(handle, descriptor, "write_batch")
     counter = _counter(handle, write.notify, "write_batch")
-    flags = FLAG_FLUSH if write.flush else 0
+    flags = _flags(write.flush)
     return region._id, remote, counter, flags, source_offset, target_offset, length
 
 
@@ -248,7 +262,7 @@ def _fill_pages(
         _refuse(handle, region, 0, 0)
     args.region = region._id
     _fill_ends(handle, args, descriptor, notify, operation)
-    args.flags = FLAG_FLUSH if flush else 0
+    args.flags = _flags(flush)
     args.source_offset = source.offset_bytes
     args.target_offset = target.offset_bytes
     args.source_stride = source.stride_bytes
@@ -288,13 +302,20 @@ def _counter(handle: EngineHandle, notify: CounterDescriptor | None, operation: 
     return handle.remote_counter(notify, operation) if counter is None else counter
 
 
+def _flags(flush: object) -> int:
+    if flush is True or flush is False:
+        return FLAG_FLUSH if flush else 0
+    raise ArgumentTypeError(f"flush must be True or False, not {flush!r}", operation="write")
+
+
 def _whole_region(source: object) -> tuple[Region, int, int]:
     if isinstance(source, Region):
         return source, 0, source._length
+    hint = "engine.register(memory) makes a Region; region.of(view) finds the slice of a view"
     raise ArgumentTypeError(
         f"the source must be a Region or a slice of one, not {type(source).__name__}",
         operation="write",
-        hint="engine.register(memory) makes a Region; region.of(view) finds the slice of a view",
+        hint="use buffer.region, or a range of it: buffer[start:stop]" if isinstance(source, Buffer) else hint,
     )
 
 
@@ -302,6 +323,8 @@ def _whole_remote(target: object) -> tuple[RegionDescriptor, int, int]:
     if isinstance(target, RegionDescriptor):
         return target, 0, target._length
     hint = "use region.descriptor" if isinstance(target, (Region, RegionSlice)) else None
+    if isinstance(target, Buffer):
+        hint = "use buffer.region.descriptor, as the buffer's owner passes it on"
     raise ArgumentTypeError(
         f"the target must be a RegionDescriptor or a slice of one, not {type(target).__name__}",
         operation="write",
@@ -313,7 +336,7 @@ def _refuse(handle: EngineHandle, region: Region, length: int, target_length: in
     if region._handle is not handle:
         raise ArgumentError(f"{region!r} is registered with another engine", operation="write")
     if region._closed:
-        raise RegionClosed(f"{region!r} was closed on this side", operation="write")
+        raise closed_here(region, "write")
     raise ArgumentError(f"the source has {length} bytes, the target {target_length}", operation="write")
 
 

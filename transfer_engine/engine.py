@@ -6,11 +6,12 @@ import atexit
 import dataclasses
 import logging
 import os
+import socket
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _native, messages, peers, probing, stats
 from ._handle import CLOSED, FORKED, EngineHandle
@@ -19,7 +20,7 @@ from .address import Address
 from .counters import Counter
 from .datapath import Datapath
 from .dispatcher import Dispatcher
-from .errors import ArgumentTypeError, ConfigError, TransferEngineError
+from .errors import ArgumentTypeError, ConfigError, TransferEngineError, refuse_callback, refuse_pickle
 from .memory import Buffer, Region
 from .messages import Message, Messages
 from .peers import Peer
@@ -72,13 +73,19 @@ class Engine(Datapath):
         if isinstance(nics, int):
             settings = dataclasses.replace(settings, nic_count=nics)
         elif nics is not None:
-            settings = dataclasses.replace(settings, nics=nics)  # type: ignore[arg-type]  # parsed there
+            settings = dataclasses.replace(settings, nics=nics)
         chosen = settings.transport is None
         if chosen:
             settings = dataclasses.replace(settings, transport=probing.best())
         settings = _placed(settings)
         native, alive = to_native(settings)
-        self._handle = handle = EngineHandle(native, int(settings.timeout_s * 1e9))
+        try:
+            self._handle = handle = EngineHandle(native, int(settings.timeout_s * 1e9))
+        except ConfigError as cause:
+            if "no such network interface" in cause.message:
+                names = ", ".join(name for _, name in socket.if_nameindex())
+                cause.hint = f"nics, or TE_NICS, takes interfaces of this host ({names}) or their addresses"
+            raise
         del alive  # the core has copied what it needs
         _engines.add(self)
         self._settings = settings
@@ -176,15 +183,18 @@ class Engine(Datapath):
     def send(
         self,
         address: Address | bytes | str,
-        data: bytes,
+        data: bytes | bytearray | memoryview,
         *,
         timeout_s: float | None = None,
         request_id: object = None,
     ) -> Transfer:
         """Sends a message of at most `settings.max_message_bytes`; messages of one sender arrive in order.
 
+        The data are copied during the call.
+
         Raises:
             ArgumentError: the message is too long.
+            ArgumentTypeError: no bytes, or not contiguous.
             PeerError: the peer is gone. (Not reachable at all: the transfer's error.)
         """
         return messages.send(self._handle, Address.of(address), data, timeout_s, request_id)
@@ -229,7 +239,11 @@ class Engine(Datapath):
 
         Returns:
             A function that ends this.
+
+        Raises:
+            ArgumentTypeError: it cannot be called.
         """
+        refuse_callback(callback, "on_peer_lost")
         handle = self._handle
         handle.ensure_open("on_peer_lost")
 
@@ -289,6 +303,9 @@ class Engine(Datapath):
         status = lib.te_engine_inject(self._handle.pointer, command.encode(), error)
         if status != _native.OK:
             raise self._handle.failure("inject", status, error)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickle(self, "send engine.address; another process opens an engine of its own")
 
     def __enter__(self) -> Engine:
         return self

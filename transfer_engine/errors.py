@@ -6,7 +6,7 @@ Errors pickle, so they cross process boundaries whole.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 __all__ = [
     "ArgumentError",
@@ -97,6 +97,21 @@ class TransferEngineError(Exception):
         return _rebuild, (type(self), self.message, attributes)
 
 
+def refuse_callback(function: object, operation: str) -> None:
+    """Raises ArgumentTypeError unless it can be called: afterwards nobody would be there to hear of it."""
+    if not callable(function):
+        raise ArgumentTypeError(f"the callback must be callable, not {type(function).__name__}", operation=operation)
+
+
+def refuse_pickle(value: object, instead: str) -> NoReturn:
+    """For `__reduce__` of what is bound to its process."""
+    raise ArgumentTypeError(
+        f"a te.{type(value).__name__} is of use in its own process only and cannot be pickled or copied",
+        operation="pickle",
+        hint=instead,
+    )
+
+
 def _shortened(text: str, most: int = 80) -> str:
     """Addresses of engines with many NICs are long: both ends tell them apart, `peer` holds all of it."""
     return text if len(text) <= most else f"{text[: most - 12]}...{text[-9:]}"
@@ -105,7 +120,7 @@ def _shortened(text: str, most: int = 80) -> str:
 class ConfigError(TransferEngineError):
     """A setting that cannot be honoured here."""
 
-    default_hint = "correct the setting or environment variable named above"
+    default_hint = "correct what is named above; te.Settings.table() and docs/operations.md list settings and variables"
 
 
 class TransportUnavailable(TransferEngineError):
@@ -153,7 +168,7 @@ class RemoteAccessError(TransferEngineError):
 class RegionClosed(RemoteAccessError):
     """The region was closed by its owner, here or at the peer."""
 
-    default_hint = "the owner closed this region; register again and exchange the new descriptor"
+    default_hint = "its owner closed it; make another (register(), counter()) and exchange the new descriptor"
 
 
 class TransferTimeout(TransferEngineError, TimeoutError):

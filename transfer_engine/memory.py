@@ -5,13 +5,21 @@ from __future__ import annotations
 import mmap
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _native
 from ._handle import CLOSED, EngineHandle
 from ._native import ffi, lib, thread_state
 from .descriptors import RegionDescriptor, byte_range, device_text
-from .errors import ArgumentError, ArgumentTypeError, RangeError, RegionClosed, RegistrationError, TransferTimeout
+from .errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    RangeError,
+    RegionClosed,
+    RegistrationError,
+    TransferTimeout,
+    refuse_pickle,
+)
 from .spans import Span, parse_device, span_of
 
 if TYPE_CHECKING:
@@ -153,7 +161,7 @@ class Region:
     def _ensure_usable(self, operation: str) -> None:
         self._handle.ensure_open(operation)
         if self._closed:
-            raise RegionClosed(f"{self!r} was closed on this side", operation=operation)
+            raise closed_here(self, operation)
 
     def __enter__(self) -> Region:
         return self
@@ -167,6 +175,9 @@ class Region:
             if kind is None:  # do not hide what went wrong inside
                 raise
 
+    def __reduce__(self) -> NoReturn:
+        refuse_pickle(self, "send region.descriptor: peers write by it")
+
     def __len__(self) -> int:
         return self._length
 
@@ -177,6 +188,12 @@ class Region:
         kind = "read-only " if self._span.read_only else ""
         state = "closed " if self._closed else ""
         return f"<te.Region {self._id}: {state}{kind}{self._length} bytes at {self._span.pointer:#x} on {self.device}>"
+
+
+def closed_here(region: Region, operation: str) -> RegionClosed:
+    """The error for a region that this process closed itself."""
+    hint = "this process closed it: register the memory again, or close the region later"
+    return RegionClosed(f"{region!r} was closed on this side", operation=operation, hint=hint)
 
 
 class RegionSlice:
@@ -204,7 +221,10 @@ class RegionSlice:
 
 
 class Buffer:
-    """Page-aligned, zeroed memory with its registration. Made by `engine.allocate()`; a context manager."""
+    """Page-aligned, zeroed memory with its registration. Made by `engine.allocate()`; a context manager.
+
+    `buffer.region` is what takes part in transfers; `buffer[start:stop]` is short for `buffer.region[start:stop]`.
+    """
 
     __slots__ = ("_memory", "region")
 
@@ -234,6 +254,7 @@ class Buffer:
 
         Raises:
             ArgumentError: dtype or shape do not fit the number of bytes.
+            ArgumentTypeError: no dtype or shape at all.
         """
         import numpy as np
 
@@ -242,6 +263,8 @@ class Buffer:
             return array if shape is None else array.reshape(shape)
         except ValueError as cause:
             raise ArgumentError(f"{len(self.region)} bytes: {cause}", operation="as_numpy") from None
+        except TypeError as cause:
+            raise ArgumentTypeError(f"dtype {dtype!r}, shape {shape!r}: {cause}", operation="as_numpy") from None
 
     def as_torch(self, dtype: Any = None, shape: Any = None) -> Any:
         """The memory as a torch tensor that shares it: one-dimensional uint8 unless told otherwise.
@@ -249,6 +272,7 @@ class Buffer:
         Raises:
             ImportError: torch is not installed.
             ArgumentError: dtype or shape do not fit the number of bytes.
+            ArgumentTypeError: no dtype or shape at all.
         """
         import torch
 
@@ -258,6 +282,14 @@ class Buffer:
             return tensor if shape is None else tensor.reshape(shape)
         except (ValueError, RuntimeError) as cause:
             raise ArgumentError(f"{len(self.region)} bytes: {cause}", operation="as_torch") from None
+        except TypeError as cause:
+            raise ArgumentTypeError(f"dtype {dtype!r}, shape {shape!r}: {cause}", operation="as_torch") from None
+
+    def __getitem__(self, key: slice) -> RegionSlice:
+        return self.region[key]
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickle(self, "send buffer.region.descriptor: peers write by it")
 
     def _view(self) -> memoryview:
         return memoryview(self._memory)[: len(self.region)]
@@ -273,6 +305,9 @@ class Buffer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.region.__exit__(kind, error, trace)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         return len(self.region)

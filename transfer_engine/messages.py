@@ -34,6 +34,10 @@ def send(handle: EngineHandle, address: Address, data: object, timeout_s: float 
         raw = ffi.from_buffer(data)
     except TypeError:
         raise ArgumentTypeError(f"messages are bytes, not {type(data).__name__}", operation="send") from None
+    except (BufferError, ValueError):
+        raise ArgumentTypeError(
+            f"the {type(data).__name__} is not contiguous", operation="send", hint="send a copy: bytes(data)"
+        ) from None
     index = handle.peer(address, "send")
     error = thread_state.error
     submit = partial(lib.te_send, handle.pointer, index, raw, len(raw), _native.nanoseconds(timeout_s), error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .descriptors import CounterDescriptor, RegionDescriptor, RemoteSlice
 from .errors import ArgumentError, ArgumentTypeError, RangeError
-from .memory import Region, RegionSlice
+from .memory import Buffer, Region, RegionSlice
 
 if TYPE_CHECKING:
     import numpy
@@ -25,7 +25,7 @@ class Pages:
         region: the Region (source side) or RegionDescriptor (target side), as a whole.
         indices: one-dimensional; int32 or int64 arrays and tensors are used as they stand, without a copy, and read
             when the write is called. Strided ones are copied then. Other integers, lists and ranges are converted
-            when this object is made.
+            when this object is made. Empty ones may be of any type.
         page_bytes: length of every page, at least 1.
         stride_bytes: distance from index to index; `page_bytes` if None.
         offset_bytes: where index 0 lies in the region.
@@ -45,7 +45,9 @@ class Pages:
     def __post_init__(self) -> None:
         region: object = self.region
         if not isinstance(region, (Region, RegionDescriptor)):
-            hint = "pass the whole region, and offset_bytes" if isinstance(region, (RegionSlice, RemoteSlice)) else None
+            hint = "pass buffer.region" if isinstance(region, Buffer) else None
+            if isinstance(region, (RegionSlice, RemoteSlice)):
+                hint = "pass the whole region, and offset_bytes"
             raise ArgumentTypeError(
                 f"pages lie in a Region or a RegionDescriptor, not in {type(region).__name__}",
                 operation="Pages",
@@ -85,12 +87,15 @@ def _integers(indices: Any) -> numpy.ndarray[Any, Any]:
         indices = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
     elif not isinstance(indices, np.ndarray):
         try:
-            indices = np.asarray(indices if len(indices) else np.empty(0, np.int64))
+            len(indices)  # refuses scalars
+            indices = np.asarray(indices)
         except (TypeError, ValueError, OverflowError) as cause:
             raise ArgumentTypeError(f"indices are no array of integers: {cause}", operation="Pages") from None
     array: numpy.ndarray[Any, Any] = indices
     if array.ndim != 1:
         raise ArgumentError(f"indices must have one dimension, got shape {array.shape}", operation="Pages")
+    if not array.size:  # numpy makes float64 of nothing
+        return np.empty(0, np.int64)
     dtype = array.dtype
     if dtype.kind not in "iu" or not np.can_cast(dtype, np.int64, "safe"):
         raise ArgumentTypeError(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, TypeAlias, Union
 
 from . import _native
 from ._handle import EngineHandle
 from ._native import ffi, lib, thread_state
 from .address import Address
+from .errors import ArgumentTypeError, refuse_pickle
 from .transfers import Transfer
+
+PeerName: TypeAlias = Union["Peer", Address, bytes, str]
 
 _STATES = {
     lib.TE_PEER_IDLE: "idle",
@@ -68,6 +71,9 @@ class Peer:
             self._connecting = connect(self._handle, self._index, None)
         return self._connecting
 
+    def __reduce__(self) -> NoReturn:
+        refuse_pickle(self, "send peer.address, and connect() to it there")
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Peer):
             return NotImplemented
@@ -90,9 +96,20 @@ def connect(handle: EngineHandle, index: int, timeout_s: float | None) -> Transf
     return Transfer(pointer, handle, "connect", None, None)
 
 
-def peer_indices(handle: EngineHandle, peers: Iterable[Peer | Address | bytes | str] | None) -> tuple[Any, int]:
-    """An int32_t array (or NULL) of the core's peer indices, and its length."""
+def peer_indices(handle: EngineHandle, peers: Iterable[PeerName] | PeerName | None) -> tuple[Any, int]:
+    """An int32_t array (or NULL) of the core's peer indices, and its length. A single peer is one of one.
+
+    Raises:
+        ArgumentTypeError, DescriptorError: something else than peers.
+    """
     if peers is None:
         return _native.NULL, 0
-    addresses = [peer.address if isinstance(peer, Peer) else Address.of(peer) for peer in peers]
+    listed: Iterable[Any] = ()
+    if isinstance(peers, (Peer, Address, bytes, bytearray, memoryview, str)):
+        listed = [peers]
+    elif isinstance(peers, Iterable):
+        listed = peers
+    else:
+        raise ArgumentTypeError(f"peers are te.Peer or te.Address, not {type(peers).__name__}", operation="wait")
+    addresses = [peer.address if isinstance(peer, Peer) else Address.of(peer) for peer in listed]
     return ffi.new("int32_t[]", [handle.peer(address, "wait") for address in addresses]), len(addresses)

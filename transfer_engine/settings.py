@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ._native import ffi, lib
 from .errors import ArgumentTypeError, ConfigError, TransferEngineError
@@ -20,6 +20,17 @@ _MAX_SECONDS = 1e9
 # A parser takes an explicit value or the environment's text and returns the field's value; it raises ValueError with
 # the allowed range as its text, or TypeError with the expected type.
 _Parser = Callable[[Any], Any]
+_Given = TypeVar("_Given", contravariant=True)
+_Kept = TypeVar("_Kept", covariant=True)
+
+
+class _Converted(Generic[_Given, _Kept]):
+    """The type of a field that takes other types than it keeps, as type checkers understand it: a descriptor."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: object, owner: Any = None) -> _Kept: ...
+        def __set__(self, instance: object, value: _Given) -> None: ...
 
 
 def _integer(low: int, high: int) -> _Parser:
@@ -111,7 +122,7 @@ def _nics(value: Any) -> tuple[str, ...] | None:
     if value is None or value == "":
         return None
     names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError("a list of names, or names with commas between them")
     stripped = tuple(name.strip() for name in names)
     if not all(stripped) or any("," in name for name in stripped) or len(set(stripped)) != len(stripped):
@@ -164,8 +175,10 @@ class Settings:
     """
 
     transport: str | None = _setting(None, _transport, "efa, cx7, tcp, shm or sim; None: the best that works here")
-    nics: tuple[str, ...] | None = _setting(
-        None, _nics, "names of interfaces or devices, or addresses; None: what the topology gives"
+    nics: _Converted[str | Sequence[str] | None, tuple[str, ...] | None] = _setting(  # noqa: RUF009
+        None,
+        _nics,
+        "names of interfaces or devices, or addresses (not used by shm, which has none); None: what the topology gives",
     )
     nic_count: int | None = _setting(
         None, _nic_count, "how many NICs to use; tcp and shm can open more than there are devices; None: all named"
@@ -193,7 +206,9 @@ class Settings:
     assembly_slots: int = _setting(32, _integer(1, 64), "slots granted to each peer for writes cut over NICs")
     message_window: int = _setting(32, _integer(4, 1024), "message fragments in flight per peer")
     max_message_bytes: int = _setting(1 << 20, _integer(1, 1 << 30), "bytes: longest message that send() takes")
-    message_queue_bytes: int = _setting(8 << 20, _integer(1, 1 << 40), "bytes: unreceived messages held per peer")
+    message_queue_bytes: int = _setting(
+        8 << 20, _integer(2, 1 << 40), "bytes: unreceived messages held per peer; at least twice max_message_bytes"
+    )
     chunk_bytes: int = _setting(0, _integer(0, 1 << 40), "bytes: longest single write posted; 0: the provider's")
     shard_bytes: int = _setting(
         64 << 10, _integer(1, 1 << 40), "bytes: a write is cut over k NICs when each part has at least this much"
@@ -206,7 +221,9 @@ class Settings:
     max_peers: int = _setting(1024, _integer(1, 1 << 16), "peers known at one time")
     max_regions: int = _setting(1 << 16, _integer(1, 1 << 20), "regions registered here, and as many of peers")
     max_counters: int = _setting(1 << 16, _integer(1, 1 << 20), "counters open here, and as many of peers")
-    ports: tuple[int, int] | None = _setting(None, _ports, "lowest and highest listening port ('LOW-HIGH'); None: any")
+    ports: _Converted[str | tuple[int, int] | None, tuple[int, int] | None] = _setting(  # noqa: RUF009
+        None, _ports, "lowest and highest listening port ('LOW-HIGH'); None: any"
+    )
     bursts: int = _setting(64, _integer(1, 4096), "work requests posted towards one peer before others get their turn")
     identity: bytes | None = _setting(
         None, _identity, "16 bytes (variable: 32 hex digits) that outlive restarts; None: random"
@@ -216,7 +233,7 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            name = f"Settings.{field.name}"
+            name = field.name
             if value is _UNSET:
                 variable = variable_of(field.name)
                 value = os.environ.get(variable, _UNSET)
@@ -225,6 +242,19 @@ class Settings:
                 object.__setattr__(self, field.name, field.metadata["default"])
             else:
                 object.__setattr__(self, field.name, _parsed(field.metadata["parser"], value, name))
+        if self.message_queue_bytes < 2 * self.max_message_bytes:
+            raise ConfigError(
+                f"message_queue_bytes is {self.message_queue_bytes}, but must be at least twice max_message_bytes, "
+                f"which is {self.max_message_bytes}",
+                operation="Settings",
+                hint=f"raise message_queue_bytes to {2 * self.max_message_bytes}, or lower max_message_bytes",
+            )
+
+    @classmethod
+    def check(cls, name: str, value: object) -> None:
+        """Raises as making the settings with this value would, whatever the others are."""
+        field = next(field for field in dataclasses.fields(cls) if field.name == name)
+        _parsed(field.metadata["parser"], value, name)
 
     @classmethod
     def table(cls) -> list[dict[str, Any]]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _native
 from ._awaiting import Waiter
 from ._handle import FORKED, EngineHandle
 from ._native import FOREVER_NS, SLICE_NS, lib, thread_state
 from .dispatcher import Dispatcher, call_guarded
-from .errors import TransferEngineError, TransferTimeout
+from .errors import TransferEngineError, TransferTimeout, refuse_callback, refuse_pickle
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in `typing` since 3.11
 
 _WAIT_HINT = "wait again; or cancel() it, and wait_quiesced() before its memory is reused"
 
@@ -58,10 +61,9 @@ class Transfer:
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Waits as `wait` does and returns the operation's output: None where it has none."""
+    def result(self, timeout_s: float | None = None) -> None:
+        """The same as `wait`, under the name that futures have."""
         self.wait(timeout_s)
-        return self._output()
 
     def exception(self, timeout_s: float | None = None) -> TransferEngineError | None:
         """Waits as `wait` does and returns the failure instead of raising it; None is success.
@@ -111,11 +113,15 @@ class Transfer:
                 hint="do not reuse the memory; disconnect() the peer, or close the region",
             )
 
-    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+    def add_done_callback(self, function: Callable[[Self], object]) -> None:
         """Calls `function(transfer)` once it has ended, in the engine's dispatcher thread.
 
         After the engine has closed the call happens at once, in the caller's thread. What it raises is logged.
+
+        Raises:
+            ArgumentTypeError: it cannot be called.
         """
+        refuse_callback(function, "add_done_callback")
         handle = self._handle
         handle.ensure_native("add_done_callback")
         if handle.state and self.done():
@@ -139,7 +145,7 @@ class Transfer:
         handle.pending.pop(serial, None)
         dispatcher.post(self._run_callbacks)
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, None]:
         """Works on asyncio and trio; other loops can use a thread: `await to_thread(transfer.wait)`.
 
         Cancelling the task does not cancel the transfer.
@@ -149,7 +155,9 @@ class Transfer:
             self.add_done_callback(lambda _: waiter.wake())
             yield from waiter.__await__()
         self.wait()
-        return self._output()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickle(self, "wait for it here, and send what came of it")
 
     def __del__(self) -> None:
         if self._handle.state != FORKED:
@@ -164,9 +172,6 @@ class Transfer:
         return f"<te.Transfer {self.operation}{name}: {state}>"
 
     # --- how it ends ------------------------------------------------------------------------------------------------
-
-    def _output(self) -> Any:
-        return None
 
     def _explain(self, error: TransferEngineError) -> TransferEngineError:
         """A chance to say more about a failure."""

@@ -78,8 +78,10 @@ def test_a_closed_counter_is_refused(pair: Any) -> None:
     with pair.counter:
         pass
     pair.counter.close()
-    with pytest.raises(te.EngineClosed):
-        pair.counter.value  # noqa: B018
+    for call in (lambda: pair.counter.value, lambda: pair.counter.wait(5), lambda: pair.counter.reached(5)):
+        with pytest.raises(te.EngineClosed) as caught:
+            call()
+        assert "this counter was closed" in caught.value.hint
     with pytest.raises(te.TransferEngineError):
         pair.a.write(pair.region[:8], pair.remote[8:16], notify=pair.notify).wait(SOON_S)
     pair.assert_only(0, pair.source[:8])
@@ -102,3 +104,20 @@ def test_closing_the_engine_ends_a_wait(pair: Any) -> None:
     pair.b.close()
     thread.join(SOON_S)
     assert [type(error) for error in errors] == [te.EngineClosed]
+
+
+def test_a_single_peer_may_be_named_in_any_form(pair: Any) -> None:
+    peer = pair.b.connect(pair.a.address)
+    peer.wait(SOON_S)
+    pair.a.write(pair.region[:8], pair.remote[:8], notify=pair.notify)
+    for one in (peer, pair.a.address, bytes(pair.a.address), str(pair.a.address)):
+        assert pair.counter.wait(1, timeout_s=SOON_S, peers=one) == 1
+        assert pair.counter.reached(1, timeout_s=SOON_S, peers=one).result() == 1
+
+
+@pytest.mark.parametrize("wrong", [5, [5], "text", b"bytes", ["text"], object()])
+def test_what_names_no_peer_is_refused(engine: te.Engine, wrong: Any) -> None:
+    counter = engine.counter()
+    for call in (counter.wait, counter.reached):
+        with pytest.raises((te.ArgumentTypeError, te.DescriptorError)):
+            call(1, timeout_s=0, peers=wrong)

@@ -65,9 +65,9 @@ def test_other_types_raise_a_type_error(cls: Any, wrong: Any) -> None:
 
 
 def test_one_kind_is_not_taken_for_another(engine: te.Engine) -> None:
-    with pytest.raises(te.DescriptorError):
+    with pytest.raises(te.DescriptorError, match="the bytes of a region descriptor, not of a counter descriptor"):
         te.CounterDescriptor.from_bytes(bytes(engine.register(bytearray(8)).descriptor))
-    with pytest.raises(te.DescriptorError):
+    with pytest.raises(te.DescriptorError, match="the bytes of an address, not of a region descriptor"):
         te.RegionDescriptor.from_bytes(bytes(engine.address))
 
 
@@ -82,6 +82,12 @@ def test_the_text_of_an_address_round_trips(engine: te.Engine) -> None:
 def test_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(te.DescriptorError):
         te.Address.from_text(text)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"te1:AAAA"])
+def test_what_is_no_text_raises_a_type_error(wrong: Any) -> None:
+    with pytest.raises(te.ArgumentTypeError, match=type(wrong).__name__):
+        te.Address.from_text(wrong)
 
 
 def test_an_address_tells_who_and_where(make_engine: Any) -> None:

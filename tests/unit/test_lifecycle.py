@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -341,3 +342,28 @@ def test_processes_of_one_node_take_cores_of_their_own(monkeypatch: pytest.Monke
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(te.ConfigError, match="LOCAL_RANK"):
         te.Engine("tcp", nics="lo")
+
+
+def test_what_is_bound_to_its_process_says_what_to_send_instead(pair: Any) -> None:
+    buffer = pair.a.allocate(8)
+    transfer = pair.a.write(pair.region[:8], pair.remote[:8])
+    for value, instead in (
+        (pair.a, "engine.address"),
+        (pair.region, "region.descriptor"),
+        (pair.region[:8], "region.descriptor"),
+        (buffer, "buffer.region.descriptor"),
+        (pair.counter, "counter.descriptor"),
+        (pair.a.connect(pair.b.address), "peer.address"),
+        (transfer, "wait for it"),
+        (pair.counter.reached(0), "wait for it"),
+    ):
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(TypeError, match=instead):
+                pickle.dumps(value, protocol)
+
+
+def test_a_nic_that_is_not_there_is_answered_with_those_that_are() -> None:
+    with pytest.raises(te.ConfigError, match="nope") as caught:
+        te.Engine("tcp", nics=["nope"])
+    assert "lo" in caught.value.hint
+    assert "TE_NICS" in caught.value.hint

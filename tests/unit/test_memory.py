@@ -204,8 +204,9 @@ def test_a_closed_region_is_refused_on_both_sides(pair: Any) -> None:
         pair.a.write(pair.region[:64], remote).wait(SOON_S)
     assert (target == 1).all()
     pair.region.close(SOON_S)
-    with pytest.raises(te.RegionClosed):
+    with pytest.raises(te.RegionClosed) as caught:
         pair.a.write(pair.region[:64], pair.remote[:64])
+    assert "this process closed it" in caught.value.hint
 
 
 def test_a_region_closes_with_its_block(engine: te.Engine) -> None:
@@ -241,6 +242,21 @@ def test_allocated_memory_takes_any_dtype_and_shape_that_fit(engine: te.Engine) 
         buffer.as_numpy("float32", (33, 32))
     with pytest.raises(te.ArgumentError):
         engine.allocate(7).as_numpy("int64")
+    for arguments in (("zzz",), ("uint8", "shape")):
+        with pytest.raises(te.ArgumentTypeError, match=arguments[-1]):
+            buffer.as_numpy(*arguments)
+
+
+def test_a_buffer_is_sliced_as_its_region(pair: Any) -> None:
+    buffer = pair.a.allocate(256)
+    part = buffer[64:192]
+    assert (part.region, part.offset_bytes, part.length_bytes) == (buffer.region, 64, 128)
+    with pytest.raises(te.RangeError):
+        buffer[0:257]
+    for call in (lambda: pair.a.write(buffer, pair.remote[:256]), lambda: pair.a.write(buffer[:], buffer)):
+        with pytest.raises(te.ArgumentTypeError) as caught:
+            call()
+        assert "buffer.region" in caught.value.hint
 
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 62])

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 import transfer_engine as te
@@ -55,6 +56,13 @@ def test_a_message_is_taken_as_it_is_at_the_call(pair: Any) -> None:
 def test_other_data_raises_a_type_error(pair: Any, wrong: Any) -> None:
     with pytest.raises(TypeError):
         pair.a.send(pair.b.address, wrong)
+
+
+@pytest.mark.parametrize("data", [memoryview(bytearray(10))[::2], np.zeros(10, np.uint8)[::2]])
+def test_scattered_data_are_refused_with_a_remedy(pair: Any, data: Any) -> None:
+    with pytest.raises(te.ArgumentTypeError, match="not contiguous") as caught:
+        pair.a.send(pair.b.address, data)
+    assert "bytes(data)" in caught.value.hint
 
 
 def test_a_message_that_is_too_long_is_refused(pair: Any) -> None:

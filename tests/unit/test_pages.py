@@ -37,6 +37,8 @@ def test_ranges_and_empty_lists_are_indices() -> None:
     assert _integers(range(4, 0, -2)).tolist() == [4, 2]
     assert _integers([]).tolist() == []
     assert _integers(range(0)).dtype == np.int64
+    for empty in (np.array([]), np.zeros(0, bool), (), np.array([], object)):
+        assert _integers(empty).dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,9 @@ def test_pages_lie_in_whole_regions(engine: te.Engine) -> None:
     for wrong in (region[:], region.descriptor[:], bytearray(64), None):
         with pytest.raises(TypeError):
             te.Pages(wrong, [0], 16)  # type: ignore[arg-type]
+    with pytest.raises(te.ArgumentTypeError) as caught:
+        te.Pages(engine.allocate(64), [0], 16)  # type: ignore[arg-type]
+    assert "buffer.region" in caught.value.hint
 
 
 def test_torch_indices_share_their_memory() -> None:

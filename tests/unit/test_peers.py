@@ -49,6 +49,28 @@ def test_what_is_no_address_raises_a_type_error(engine: te.Engine, wrong: Any) -
             call(wrong)
 
 
+@pytest.mark.parametrize("wrong", [None, 3, "callback"])
+def test_a_callback_that_cannot_be_called_is_refused_at_once(pair: Any, wrong: Any) -> None:
+    transfer = pair.a.write(pair.region[:8], pair.remote[:8])
+    for register in (
+        pair.a.on_peer_lost,
+        transfer.add_done_callback,
+        pair.counter.reached(0).add_done_callback,
+        pair.a.send(pair.b.address, b"").add_done_callback,
+    ):
+        with pytest.raises(te.ArgumentTypeError, match="callback must be callable"):
+            register(wrong)
+
+
+def test_an_address_of_another_transport_is_an_argument_error(pair: Any) -> None:
+    with te.Engine("shm") as other:
+        address, remote = other.address, other.register(bytearray(8)).descriptor
+    for call in (lambda: pair.a.connect(address), lambda: pair.a.write(pair.region[:8], remote)):
+        with pytest.raises(te.ArgumentError, match="the peer speaks transport 'shm'") as caught:
+            call()
+        assert "one transport" in caught.value.hint
+
+
 def test_the_loss_of_a_peer_is_reported_once_with_its_address(pair: Any) -> None:
     lost: list[te.Peer] = []
     reported = threading.Event()

@@ -32,7 +32,7 @@ def test_every_setting_reaches_the_core(monkeypatch: pytest.MonkeyPatch) -> None
         "timeout_s": 1.25, "connect_timeout_s": 2.25, "peer_timeout_s": 3.25,
         "close_timeout_s": 4.25, "polling": "busy", "spin_s": 0.25, "core": 3, "operations": 64,
         "operations_per_peer": 17, "nic_depth": 18, "peer_depth": 19, "immediate_window": 20, "assembly_slots": 21,
-        "message_window": 22, "max_message_bytes": 23, "message_queue_bytes": 24, "chunk_bytes": 25, "shard_bytes": 26,
+        "message_window": 22, "max_message_bytes": 23, "message_queue_bytes": 46, "chunk_bytes": 25, "shard_bytes": 26,
         "page_immediates": "last", "max_peers": 27, "max_regions": 28, "max_counters": 29, "ports": (30, 31),
         "bursts": 32, "identity": bytes(range(16)), "sim": "seed=2",
     }  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_bad_variable_is_named_with_value_and_allowed_range(
     ("name", "value"), [("operations", 1.5), ("operations", True), ("timeout_s", None), ("polling", 3)]
 )
 def test_a_value_of_the_wrong_type_raises_a_type_error(name: str, value: object) -> None:
-    with pytest.raises(TypeError, match=f"Settings.{name}"):
+    with pytest.raises(TypeError, match=f"^Settings: {name}: "):
         te.Settings(**{name: value})  # type: ignore[arg-type]
 
 
@@ -134,3 +134,17 @@ def test_the_table_documents_every_setting() -> None:
     rows = te.Settings.table()
     assert [row["name"] for row in rows] == [field.name for field in dataclasses.fields(te.Settings)]
     assert all(row["meaning"] and row["variable"] == f"TE_{row['name'].upper()}" for row in rows)
+
+
+def test_a_message_queue_that_is_too_short_is_refused_with_both_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TE_MAX_MESSAGE_BYTES", "16M")
+    with pytest.raises(te.ConfigError, match=r"message_queue_bytes is 8388608.*max_message_bytes.*16777216") as caught:
+        te.Settings()
+    assert str(32 << 20) in caught.value.hint
+    assert te.Settings(message_queue_bytes=32 << 20).max_message_bytes == 16 << 20
+
+
+def test_names_of_nics_are_kept_as_a_tuple_in_whatever_form_they_come() -> None:
+    for given in ("lo", ["lo"], ("lo",)):
+        assert te.Settings(nics=given).nics == ("lo",)
+    assert te.Settings(ports="5000-6000").ports == (5000, 6000)

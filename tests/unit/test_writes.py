@@ -41,6 +41,11 @@ def test_arguments_of_other_types_raise_type_errors(pair: Any) -> None:
     for notify in (pair.counter, 5, bytes(pair.notify)):
         with pytest.raises(TypeError, match="CounterDescriptor"):
             pair.a.write(pair.region[:5], pair.remote[:5], notify=notify)
+    for flush in ("no", None, 1):
+        with pytest.raises(te.ArgumentTypeError, match="flush"):
+            pair.a.write(pair.region[:5], pair.remote[:5], flush=flush)
+        with pytest.raises(te.ArgumentTypeError, match="flush"):
+            pair.a.write_batch([te.Write(pair.region[:5], pair.remote[:5], flush=flush)])
     with pytest.raises(TypeError):
         pair.a.write(pair.region[:5], pair.remote[:5], timeout_s="soon")
     with pytest.raises(te.ArgumentError):
@@ -137,8 +142,9 @@ def test_strided_indices_work(pair: Any) -> None:
 def test_a_page_outside_its_region_refuses_the_whole_write(pair: Any, bad: int, side: str) -> None:
     good, wrong = np.arange(3), np.array([0, bad, 1])
     source, target = (wrong, good) if side == "source" else (good, wrong)
-    with pytest.raises(te.RangeError):
+    with pytest.raises(te.RangeError) as caught:
         pair.a.write_pages(te.Pages(pair.region, source, 64), te.Pages(pair.remote, target, 64), notify=pair.notify)
+    assert "indices[i] * stride_bytes" in caught.value.hint
     pair.assert_only(0, [])
     assert pair.counter.value == 0
 
@@ -184,8 +190,14 @@ def test_one_bad_entry_refuses_the_batch(pair: Any) -> None:
         pair.a.write_batch([good, bad])
     with pytest.raises(TypeError, match="entry 1"):
         pair.a.write_batch([good, "x"])
-    with pytest.raises(te.ArgumentError):
+    with pytest.raises(te.ArgumentError) as caught:
         pair.a.write_batch([good, te.Write(pair.region[:1], pair.remote[:2])])
+    assert str(caught.value).startswith("write_batch: entry 1: the source has 1 bytes, the target 2")
+    with pytest.raises(te.ArgumentTypeError, match=r"^write_batch: entry 0: notify must be"):
+        pair.a.write_batch([te.Write(pair.region[:1], pair.remote[:1], notify=pair.counter)])
+    with pytest.raises(te.ArgumentTypeError, match="not a Write") as single:
+        pair.a.write_batch(good)
+    assert "list" in single.value.hint
     pair.assert_only(0, [])
     assert pair.counter.value == 0
 

@@ -44,7 +44,9 @@ def recorded(path: Path) -> Topology:
             note = (f"read without hwloc: {cause}",)
         found = recording.parse(text, str(path))
     except OSError as cause:
-        raise ConfigError(f"{path}: {cause.strerror or cause}", operation="topology") from None
+        raise ConfigError(
+            f"{path}: {cause.strerror or cause}", operation="topology", hint="name a file of `lstopo --of xml FILE`"
+        ) from None
     except recording.RecordingError as cause:
         raise ConfigError(
             str(cause), operation="topology", hint="record a machine with `lstopo --whole-io --of xml FILE`"
