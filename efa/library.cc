@@ -7,6 +7,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "native/system.h"
+
 namespace te::efa {
 namespace {
 
@@ -76,6 +78,7 @@ Error load_library(const Library** out) {
   static std::mutex mutex;
   static Library library;
   static bool loaded = false;
+  [[maybe_unused]] static const bool held = (hold_across_forks(&mutex), true);
   const std::lock_guard lock(mutex);
   if (!loaded) {
     SignalGuard guard;

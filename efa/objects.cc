@@ -7,6 +7,8 @@
 #include <mutex>
 #include <set>
 
+#include "native/system.h"
+
 namespace te::efa::local_endpoints {
 namespace {
 
@@ -23,7 +25,11 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* const instance = new Registry;  // never destroyed: engines may close late in the process's exit
+  static auto* const instance = [] {
+    auto* made = new Registry;
+    hold_across_forks(&made->mutex);
+    return made;
+  }();  // never destroyed: engines may close late in the process's exit
   return *instance;
 }
 

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 
 namespace te {
 
@@ -71,6 +72,10 @@ inline void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, int64_t t
 inline void futex_wake_all(std::atomic<uint32_t>* word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
 }
+
+// A mutex of the whole process that a fork must not catch half-way: it is held across forks, so that the child finds what it guards
+// whole, and free. (An engine's own mutexes need no such care: children cannot use it.)
+void hold_across_forks(std::mutex* mutex);
 
 // How many forks lie between this process and the one that loaded the library: an engine remembers the value at
 // its start, and a different one later means that the handle was inherited by a child.

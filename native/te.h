@@ -20,7 +20,7 @@ extern "C" {
 /* BEGIN CDEF */
 
 enum {
-  TE_ABI_VERSION = 1,
+  TE_ABI_VERSION = 2,
   TE_MAX_NICS = 16,
   TE_NIC_ADDRESS_BYTES = 96,  /* the longest provider address that is carried */
   TE_ADDRESS_BYTES = 2048,    /* an upper bound of an encoded address */
@@ -53,6 +53,8 @@ typedef enum te_status {
 } te_status;
 
 typedef struct te_engine te_engine;
+typedef uint64_t
+    te_handle; /* of a region, counter, remote region or remote counter; never given out twice by an engine */
 typedef struct te_transfer
     te_transfer; /* the outcome of one operation; owned by the caller until te_transfer_release */
 
@@ -201,14 +203,16 @@ enum { TE_FLAG_FLUSH = 1 };     /* a read behind the write, on the same queue, b
 
 /* One contiguous write. Handles: region from te_region_register, remote from te_remote_region, counter from te_remote_counter. */
 typedef struct te_write_args {
-  uint32_t region, remote, counter, flags;
+  te_handle region, remote, counter;
+  uint32_t flags;
   uint64_t source_offset, target_offset, length;
 } te_write_args;
 
 /* Page i is page_bytes long, from source_offset + source[i] * source_stride to target_offset + target[i] * target_stride.
  * index_bytes is 4 (int32) or 8 (int64). The arrays are read during the call only. */
 typedef struct te_page_args {
-  uint32_t region, remote, counter, flags;
+  te_handle region, remote, counter;
+  uint32_t flags;
   uint64_t source_offset, target_offset, source_stride, target_stride, page_bytes, count;
   const void *source, *target;
   uint32_t source_index_bytes, target_index_bytes;
@@ -258,26 +262,26 @@ int32_t te_engine_inject(te_engine *engine, const char *command, te_error *error
 
 /* --- memory ------------------------------------------------------------------------------------------------------------ */
 int32_t te_region_register(te_engine *engine, void *address, uint64_t length, int32_t device_kind, int32_t device_index,
-                           uint32_t *region, te_error *error);
-int32_t te_region_describe(te_engine *engine, uint32_t region, te_region_descriptor *descriptor, te_error *error);
+                           te_handle *region, te_error *error);
+int32_t te_region_describe(te_engine *engine, te_handle region, te_region_descriptor *descriptor, te_error *error);
 /* Refuses new use at once, revokes the region at every holder, waits until all have drained (or are lost and fenced), deregisters.
  * TE_ERR_TIMEOUT: some holder has not answered; the region stays refused and registered, call again. Idempotent. */
-int32_t te_region_close(te_engine *engine, uint32_t region, int64_t timeout_ns, te_error *error);
+int32_t te_region_close(te_engine *engine, te_handle region, int64_t timeout_ns, te_error *error);
 /* A handle for a peer's region; the same descriptor gives the same handle. */
-int32_t te_remote_region(te_engine *engine, const te_region_descriptor *descriptor, uint32_t *remote, te_error *error);
+int32_t te_remote_region(te_engine *engine, const te_region_descriptor *descriptor, te_handle *remote, te_error *error);
 
 /* --- counters ---------------------------------------------------------------------------------------------------------- */
-int32_t te_counter_open(te_engine *engine, uint32_t *counter, te_error *error);
-int32_t te_counter_describe(te_engine *engine, uint32_t counter, te_counter_descriptor *descriptor, te_error *error);
-int32_t te_counter_value(te_engine *engine, uint32_t counter, uint64_t *value, te_error *error);
+int32_t te_counter_open(te_engine *engine, te_handle *counter, te_error *error);
+int32_t te_counter_describe(te_engine *engine, te_handle counter, te_counter_descriptor *descriptor, te_error *error);
+int32_t te_counter_value(te_engine *engine, te_handle counter, uint64_t *value, te_error *error);
 /* TE_OK: reached. TE_AGAIN: not within timeout_ns. `peers` (indices) may be NULL; the loss of one gives TE_ERR_PEER_LOST. */
-int32_t te_counter_wait(te_engine *engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
+int32_t te_counter_wait(te_engine *engine, te_handle counter, uint64_t at_least, int64_t timeout_ns,
                         const int32_t *peers, uint32_t peer_count, te_error *error);
 /* The same as an operation: ends when reached; deadline timeout_ns. */
-te_transfer *te_counter_reached(te_engine *engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
+te_transfer *te_counter_reached(te_engine *engine, te_handle counter, uint64_t at_least, int64_t timeout_ns,
                                 const int32_t *peers, uint32_t peer_count, te_error *error);
-int32_t te_counter_close(te_engine *engine, uint32_t counter, int64_t timeout_ns, te_error *error);
-int32_t te_remote_counter(te_engine *engine, const te_counter_descriptor *descriptor, uint32_t *counter,
+int32_t te_counter_close(te_engine *engine, te_handle counter, int64_t timeout_ns, te_error *error);
+int32_t te_remote_counter(te_engine *engine, const te_counter_descriptor *descriptor, te_handle *counter,
                           te_error *error);
 
 /* --- peers -------------------------------------------------------------------------------------------------------------- */
@@ -292,8 +296,8 @@ te_transfer *te_peer_fence(te_engine *engine, int32_t peer, int64_t timeout_ns, 
 
 /* --- transfers: NULL means refused, with the reason in `error` and nothing posted. TE_AGAIN as the reason: no operation slot was
  * free for 50 ms (setting `operations`, or `operations_per_peer`); call again, or give up. te_send copies the data during the call. --- */
-te_transfer *te_write(te_engine *engine, uint32_t region, uint64_t source_offset, uint32_t remote,
-                      uint64_t target_offset, uint64_t length, uint32_t counter, uint32_t flags, int64_t timeout_ns,
+te_transfer *te_write(te_engine *engine, te_handle region, uint64_t source_offset, te_handle remote,
+                      uint64_t target_offset, uint64_t length, te_handle counter, uint32_t flags, int64_t timeout_ns,
                       te_error *error);
 te_transfer *te_write_pages(te_engine *engine, const te_page_args *pages, int64_t timeout_ns, te_error *error);
 /* All entries are checked before the first is posted; one transfer for all of them. */

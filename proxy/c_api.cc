@@ -252,18 +252,19 @@ int32_t te_engine_inject(te_engine* engine, const char* command, te_error* error
 // --- memory
 
 int32_t te_region_register(te_engine* engine, void* address, uint64_t length, int32_t device_kind, int32_t device_index,
-                           uint32_t* region, te_error* error) {
+                           te_handle* region, te_error* error) {
   return with_engine(engine, {region}, error, [&](Engine& e) {
     return e.register_region({address, length, device_kind, device_index}, region);
   });
 }
-int32_t te_region_describe(te_engine* engine, uint32_t region, te_region_descriptor* descriptor, te_error* error) {
+int32_t te_region_describe(te_engine* engine, te_handle region, te_region_descriptor* descriptor, te_error* error) {
   return with_engine(engine, {descriptor}, error, [&](Engine& e) { return e.describe_region(region, descriptor); });
 }
-int32_t te_region_close(te_engine* engine, uint32_t region, int64_t timeout_ns, te_error* error) {
+int32_t te_region_close(te_engine* engine, te_handle region, int64_t timeout_ns, te_error* error) {
   return with_engine(engine, {}, error, [&](Engine& e) { return e.close_region(region, timeout_ns); });
 }
-int32_t te_remote_region(te_engine* engine, const te_region_descriptor* descriptor, uint32_t* remote, te_error* error) {
+int32_t te_remote_region(te_engine* engine, const te_region_descriptor* descriptor, te_handle* remote,
+                         te_error* error) {
   return with_engine(engine, {descriptor, remote}, error, [&](Engine& e) {
     if (Error bad = check_struct(descriptor->address)) return bad;
     return e.remote_region(*descriptor, remote);
@@ -272,32 +273,32 @@ int32_t te_remote_region(te_engine* engine, const te_region_descriptor* descript
 
 // --- counters
 
-int32_t te_counter_open(te_engine* engine, uint32_t* counter, te_error* error) {
+int32_t te_counter_open(te_engine* engine, te_handle* counter, te_error* error) {
   return with_engine(engine, {counter}, error, [&](Engine& e) { return e.open_counter(counter); });
 }
-int32_t te_counter_describe(te_engine* engine, uint32_t counter, te_counter_descriptor* descriptor, te_error* error) {
+int32_t te_counter_describe(te_engine* engine, te_handle counter, te_counter_descriptor* descriptor, te_error* error) {
   return with_engine(engine, {descriptor}, error, [&](Engine& e) { return e.describe_counter(counter, descriptor); });
 }
-int32_t te_counter_value(te_engine* engine, uint32_t counter, uint64_t* value, te_error* error) {
+int32_t te_counter_value(te_engine* engine, te_handle counter, uint64_t* value, te_error* error) {
   return with_engine(engine, {value}, error, [&](Engine& e) { return e.counter_value(counter, value); });
 }
-int32_t te_counter_wait(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
+int32_t te_counter_wait(te_engine* engine, te_handle counter, uint64_t at_least, int64_t timeout_ns,
                         const int32_t* peers, uint32_t peer_count, te_error* error) {
   return with_engine(engine, {peer_count > 0 ? static_cast<const void*>(peers) : engine}, error, [&](Engine& e) {
     return e.wait_counter(counter, at_least, timeout_ns, std::span(peers, peer_count));
   });
 }
-te_transfer* te_counter_reached(te_engine* engine, uint32_t counter, uint64_t at_least, int64_t timeout_ns,
+te_transfer* te_counter_reached(te_engine* engine, te_handle counter, uint64_t at_least, int64_t timeout_ns,
                                 const int32_t* peers, uint32_t peer_count, te_error* error) {
   return transfer_from(engine, {peer_count > 0 ? static_cast<const void*>(peers) : engine}, error,
                        [&](Engine& e, Error* why) {
                          return e.counter_reached(counter, at_least, timeout_ns, std::span(peers, peer_count), why);
                        });
 }
-int32_t te_counter_close(te_engine* engine, uint32_t counter, int64_t timeout_ns, te_error* error) {
+int32_t te_counter_close(te_engine* engine, te_handle counter, int64_t timeout_ns, te_error* error) {
   return with_engine(engine, {}, error, [&](Engine& e) { return e.close_counter(counter, timeout_ns); });
 }
-int32_t te_remote_counter(te_engine* engine, const te_counter_descriptor* descriptor, uint32_t* counter,
+int32_t te_remote_counter(te_engine* engine, const te_counter_descriptor* descriptor, te_handle* counter,
                           te_error* error) {
   return with_engine(engine, {descriptor, counter}, error, [&](Engine& e) {
     if (Error bad = check_struct(descriptor->address)) return bad;
@@ -337,8 +338,8 @@ te_transfer* te_peer_fence(te_engine* engine, int32_t peer, int64_t timeout_ns, 
 
 // --- transfers
 
-te_transfer* te_write(te_engine* engine, uint32_t region, uint64_t source_offset, uint32_t remote,
-                      uint64_t target_offset, uint64_t length, uint32_t counter, uint32_t flags, int64_t timeout_ns,
+te_transfer* te_write(te_engine* engine, te_handle region, uint64_t source_offset, te_handle remote,
+                      uint64_t target_offset, uint64_t length, te_handle counter, uint32_t flags, int64_t timeout_ns,
                       te_error* error) {
   return transfer_from(engine, {}, error, [&](Engine& e, Error* why) {
     return e.write({region, remote, counter, flags, source_offset, target_offset, length}, timeout_ns, why);

@@ -67,19 +67,19 @@ class Engine {
   bool stuck() const { return stuck_; }  // it did not end: see close
   bool forked() const { return fork_generation() != fork_generation_; }
 
-  Error register_region(const MemorySpan& span, uint32_t* handle);
-  Error describe_region(uint32_t handle, te_region_descriptor* out);
-  Error close_region(uint32_t handle, int64_t timeout_ns);
-  Error remote_region(const te_region_descriptor& descriptor, uint32_t* handle);
+  Error register_region(const MemorySpan& span, te_handle* handle);
+  Error describe_region(te_handle handle, te_region_descriptor* out);
+  Error close_region(te_handle handle, int64_t timeout_ns);
+  Error remote_region(const te_region_descriptor& descriptor, te_handle* handle);
 
-  Error open_counter(uint32_t* handle);
-  Error describe_counter(uint32_t handle, te_counter_descriptor* out);
-  Error counter_value(uint32_t handle, uint64_t* value);
-  Error wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers);
-  te_transfer* counter_reached(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers,
+  Error open_counter(te_handle* handle);
+  Error describe_counter(te_handle handle, te_counter_descriptor* out);
+  Error counter_value(te_handle handle, uint64_t* value);
+  Error wait_counter(te_handle handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers);
+  te_transfer* counter_reached(te_handle handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers,
                                Error* error);
-  Error close_counter(uint32_t handle, int64_t timeout_ns);
-  Error remote_counter(const te_counter_descriptor& descriptor, uint32_t* handle);
+  Error close_counter(te_handle handle, int64_t timeout_ns);
+  Error remote_counter(const te_counter_descriptor& descriptor, te_handle* handle);
 
   Error peer(const te_address& address, int32_t* index);
   Peer* peer_at(int32_t index) const;
@@ -118,7 +118,7 @@ class Engine {
   te_transfer* submit(Operation* operation, Error* error);
   Error check_write(const te_write_args& args, Operation* out);
   Error check_pages(const te_page_args& args, Operation* out);
-  Error check_ends(uint32_t region, uint32_t remote, uint32_t counter, Operation* out, uint64_t* source_length,
+  Error check_ends(te_handle region, te_handle remote, te_handle counter, Operation* out, uint64_t* source_length,
                    uint64_t* target_length);
   void drop_claims(Operation* operation);
   Error copy_indices(const te_page_args& args, Operation* out, uint64_t source_length, uint64_t target_length);
@@ -127,23 +127,23 @@ class Engine {
   void retire_page_list(PageList* list);
   Error check_address(const te_address& address) const;
   static Error check_fate(const Peer& peer);
-  static Error stale(const Remote* entry, uint32_t handle, const char* what);
+  static Error stale(const Remote* entry, te_handle handle, const char* what);
   static Error check_usable(const Remote& remote, const char* what);
   // For the worker, on its control path.
   Region* region_by_serial(uint64_t serial);
   Counter* counter_by_serial(uint64_t serial);
   void forget_remote(int32_t peer, uint64_t serial, bool is_region);
   template <typename T, typename F>
-  uint32_t find_or_add(Table<T>& table, std::unordered_map<std::string, uint32_t>& known, int32_t peer, uint64_t serial,
-                       F&& prepare);
+  te_handle find_or_add(Table<T>& table, std::unordered_map<std::string, te_handle>& known, int32_t peer,
+                        uint64_t serial, F&& prepare);
   template <typename F>
-  Error patiently(const te_address& owner, uint32_t capacity, const char* what, const char* setting, uint32_t* handle,
+  Error patiently(const te_address& owner, uint32_t capacity, const char* what, const char* setting, te_handle* handle,
                   F&& find);
-  uint32_t find_region(int32_t peer, uint64_t serial, uint64_t length);
-  uint32_t find_counter(int32_t peer, uint64_t serial);
+  te_handle find_region(int32_t peer, uint64_t serial, uint64_t length);
+  te_handle find_counter(int32_t peer, uint64_t serial);
   // What a handle that was given up (not closed) stood for; null when that is not known, or no room is left.
-  RemoteRegion* revive(const RemoteRegion& former, uint32_t handle);
-  RemoteCounter* revive(const RemoteCounter& former, uint32_t handle);
+  RemoteRegion* revive(const RemoteRegion& former, te_handle handle);
+  RemoteCounter* revive(const RemoteCounter& former, te_handle handle);
   void sweep_remotes();
   Error wait_operation(te_transfer* transfer, int64_t timeout_ns);
 
@@ -166,14 +166,14 @@ class Engine {
   std::atomic<uint64_t> next_serial_{1};
   alignas(64) uint8_t placeholder_[64] = {};  // behind regions of no bytes
   std::mutex serials_mutex_;
-  std::unordered_map<uint64_t, uint32_t> region_by_serial_, counter_by_serial_;  // handles
+  std::unordered_map<uint64_t, te_handle> region_by_serial_, counter_by_serial_;  // handles
 
   mutable std::mutex peers_mutex_;
   std::unordered_map<std::string, int32_t> peer_by_key_;  // identity and generation
   std::unique_ptr<std::atomic<Peer*>[]> peers_;
   uint32_t peer_capacity_ = 0;
   std::atomic<uint32_t> peer_count_{0};
-  std::unordered_map<std::string, uint32_t> remote_region_by_key_,
+  std::unordered_map<std::string, te_handle> remote_region_by_key_,
       remote_counter_by_key_;  // peer index and serial; remotes_mutex_
   std::mutex remotes_mutex_;
 

@@ -27,7 +27,7 @@ MemorySpan Engine::provider_span(const MemorySpan& span) {
 
 // --- regions -------------------------------------------------------------------------------------------------------------------------
 
-Error Engine::register_region(const MemorySpan& span, uint32_t* handle) {
+Error Engine::register_region(const MemorySpan& span, te_handle* handle) {
   if (span.address == nullptr && span.length > 0)
     return Error(Status::kArgument, "a null pointer cannot be registered");
   if (span.length > 0 && reinterpret_cast<uint64_t>(span.address) > UINT64_MAX - span.length)
@@ -68,7 +68,7 @@ Error Engine::register_region(const MemorySpan& span, uint32_t* handle) {
   return {};
 }
 
-Error Engine::describe_region(uint32_t handle, te_region_descriptor* out) {
+Error Engine::describe_region(te_handle handle, te_region_descriptor* out) {
   Region* region = regions_.get(handle);
   if (region == nullptr || !region->open.load(std::memory_order_acquire))
     return Error(Status::kRegionClosed, "the region is closed");
@@ -87,7 +87,7 @@ Error Engine::describe_region(uint32_t handle, te_region_descriptor* out) {
 }
 
 // The protocol half runs in the worker; deregistration, which may take long, in this thread.
-Error Engine::close_region(uint32_t handle, int64_t timeout_ns) {
+Error Engine::close_region(te_handle handle, int64_t timeout_ns) {
   Region* region = regions_.get(handle);
   if (region == nullptr) return {};
   const std::lock_guard lock(region->close_mutex);
@@ -136,8 +136,8 @@ Error Engine::wait_operation(te_transfer* transfer, int64_t timeout_ns) {
 
 // TE_NONE when the table is full. (The worker recycles only after it took the key out, under the mutex: a handle found here is right.)
 template <typename T, typename F>
-uint32_t Engine::find_or_add(Table<T>& table, std::unordered_map<std::string, uint32_t>& known, int32_t peer,
-                             uint64_t serial, F&& prepare) {
+te_handle Engine::find_or_add(Table<T>& table, std::unordered_map<std::string, te_handle>& known, int32_t peer,
+                              uint64_t serial, F&& prepare) {
   const std::string key = remote_key(peer, serial);
   const std::lock_guard lock(remotes_mutex_);
   if (const auto found = known.find(key); found != known.end()) return found->second;
@@ -150,29 +150,29 @@ uint32_t Engine::find_or_add(Table<T>& table, std::unordered_map<std::string, ui
     r.state.store(Attachment::kNew, std::memory_order_release);
   });
   if (remote == nullptr) return TE_NONE;
-  const uint32_t handle = remote->handle.load(std::memory_order_relaxed);
+  const te_handle handle = remote->handle.load(std::memory_order_relaxed);
   known.emplace(key, handle);
   return handle;
 }
 
-uint32_t Engine::find_region(int32_t peer, uint64_t serial, uint64_t length) {
+te_handle Engine::find_region(int32_t peer, uint64_t serial, uint64_t length) {
   return find_or_add(remote_regions_, remote_region_by_key_, peer, serial, [&](RemoteRegion& r) {
     r.length = length;
     r.fence = RemoteRegion::Fence::kNone;
   });
 }
 
-uint32_t Engine::find_counter(int32_t peer, uint64_t serial) {
+te_handle Engine::find_counter(int32_t peer, uint64_t serial) {
   return find_or_add(remote_counters_, remote_counter_by_key_, peer, serial, [](RemoteCounter&) {});
 }
 
-RemoteRegion* Engine::revive(const RemoteRegion& former, uint32_t handle) {
+RemoteRegion* Engine::revive(const RemoteRegion& former, te_handle handle) {
   if (former.former_handle.load(std::memory_order_relaxed) != handle || former.former_closed) return nullptr;
   return remote_regions_.get(find_region(former.former_peer.load(std::memory_order_relaxed)->index,
                                          former.former_serial, former.former_length));
 }
 
-RemoteCounter* Engine::revive(const RemoteCounter& former, uint32_t handle) {
+RemoteCounter* Engine::revive(const RemoteCounter& former, te_handle handle) {
   if (former.former_handle.load(std::memory_order_relaxed) != handle || former.former_closed) return nullptr;
   return remote_counters_.get(
       find_counter(former.former_peer.load(std::memory_order_relaxed)->index, former.former_serial));
@@ -192,13 +192,13 @@ void Engine::sweep_remotes() {
 // A full table is swept before it counts as full.
 template <typename F>
 Error Engine::patiently(const te_address& owner, uint32_t capacity, const char* what, const char* setting,
-                        uint32_t* handle, F&& find) {
+                        te_handle* handle, F&& find) {
   int32_t index = -1;
   if (Error e = peer(owner, &index)) return e;
   if (Error e = check_fate(*peer_at(index))) return e;
   for (int attempt = 0; attempt < 3; ++attempt) {
     if (attempt > 0) sweep_remotes();
-    const uint32_t found = find(index);
+    const te_handle found = find(index);
     if (found == TE_NONE) continue;
     *handle = found;
     return {};
@@ -206,12 +206,12 @@ Error Engine::patiently(const te_address& owner, uint32_t capacity, const char* 
   return Error(Status::kExhausted, format("%u %s are in use, which is all that %s allows", capacity, what, setting));
 }
 
-Error Engine::remote_region(const te_region_descriptor& d, uint32_t* handle) {
+Error Engine::remote_region(const te_region_descriptor& d, te_handle* handle) {
   return patiently(d.address, remote_regions_.capacity(), "remote regions", "max_regions", handle,
                    [&](int32_t peer) { return find_region(peer, d.serial, d.length); });
 }
 
-Error Engine::remote_counter(const te_counter_descriptor& d, uint32_t* handle) {
+Error Engine::remote_counter(const te_counter_descriptor& d, te_handle* handle) {
   return patiently(d.address, remote_counters_.capacity(), "remote counters", "max_counters", handle,
                    [&](int32_t peer) { return find_counter(peer, d.serial); });
 }
@@ -247,7 +247,7 @@ void Engine::forget_remote(int32_t peer, uint64_t serial, bool is_region) {
 
 // --- counters ------------------------------------------------------------------------------------------------------------------------
 
-Error Engine::open_counter(uint32_t* handle) {
+Error Engine::open_counter(te_handle* handle) {
   Counter* counter = counters_.add([&](Counter& c) {
     c.serial = next_serial_.fetch_add(1, std::memory_order_relaxed);
     c.value.store(0, std::memory_order_relaxed);
@@ -266,7 +266,7 @@ Error Engine::open_counter(uint32_t* handle) {
   return {};
 }
 
-Error Engine::describe_counter(uint32_t handle, te_counter_descriptor* out) {
+Error Engine::describe_counter(te_handle handle, te_counter_descriptor* out) {
   const Counter* counter = counters_.get(handle);
   if (counter == nullptr || !counter->open.load(std::memory_order_acquire))
     return Error(Status::kClosed, "the counter is closed");
@@ -276,14 +276,14 @@ Error Engine::describe_counter(uint32_t handle, te_counter_descriptor* out) {
   return {};
 }
 
-Error Engine::counter_value(uint32_t handle, uint64_t* value) {
+Error Engine::counter_value(te_handle handle, uint64_t* value) {
   const Counter* counter = counters_.get(handle);
   if (counter == nullptr) return Error(Status::kClosed, "the counter is closed");
   *value = counter->value.load(std::memory_order_acquire);
   return {};
 }
 
-Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers) {
+Error Engine::wait_counter(te_handle handle, uint64_t at_least, int64_t timeout_ns, std::span<const int32_t> peers) {
   Counter* counter = counters_.get(handle);
   if (counter == nullptr) return Error(Status::kClosed, "the counter is closed");
   const auto reached = [&] { return counter->value.load(std::memory_order_acquire) >= at_least; };
@@ -323,7 +323,7 @@ Error Engine::wait_counter(uint32_t handle, uint64_t at_least, int64_t timeout_n
   return outcome;
 }
 
-te_transfer* Engine::counter_reached(uint32_t handle, uint64_t at_least, int64_t timeout_ns,
+te_transfer* Engine::counter_reached(te_handle handle, uint64_t at_least, int64_t timeout_ns,
                                      std::span<const int32_t> peers, Error* error) {
   Counter* counter = counters_.get(handle);
   if (counter == nullptr) {
@@ -342,7 +342,7 @@ te_transfer* Engine::counter_reached(uint32_t handle, uint64_t at_least, int64_t
   return submit(op, error);
 }
 
-Error Engine::close_counter(uint32_t handle, int64_t timeout_ns) {
+Error Engine::close_counter(te_handle handle, int64_t timeout_ns) {
   Counter* counter = counters_.get(handle);
   if (counter == nullptr) return {};
   const std::lock_guard lock(counter->close_mutex);

@@ -178,8 +178,9 @@ void Engine::drop_claims(Operation* op) {
 
 // --- checks ------------------------------------------------------------------------------------------------------------------------
 
-Error Engine::stale(const Remote* entry, uint32_t handle, const char* what) {
-  if (entry == nullptr) return Error(Status::kArgument, format("no %s has the handle %u", what, handle));
+Error Engine::stale(const Remote* entry, te_handle handle, const char* what) {
+  if (entry == nullptr)
+    return Error(Status::kArgument, format("no %s has the handle %llu", what, static_cast<unsigned long long>(handle)));
   const bool former = entry->former_handle.load(std::memory_order_acquire) == handle;
   const Peer* peer = former ? entry->former_peer.load(std::memory_order_relaxed) : nullptr;
   if (peer != nullptr) {
@@ -196,7 +197,7 @@ Error Engine::check_usable(const Remote& remote, const char* what) {
 }
 
 // Both ends and the counter exist, are open and belong together. On success the region is entered.
-Error Engine::check_ends(uint32_t region_handle, uint32_t remote_handle, uint32_t counter_handle, Operation* op,
+Error Engine::check_ends(te_handle region_handle, te_handle remote_handle, te_handle counter_handle, Operation* op,
                          uint64_t* source_length, uint64_t* target_length) {
   RemoteRegion* remote = remote_regions_.get(remote_handle);
   if (remote == nullptr) return stale(remote_regions_.peek(remote_handle), remote_handle, "target region");

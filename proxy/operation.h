@@ -121,7 +121,7 @@ struct Operation {
   Region* region = nullptr;
   RemoteRegion* remote = nullptr;
   RemoteCounter* counter = nullptr;
-  uint32_t remote_handle = TE_NONE, counter_handle = TE_NONE;
+  te_handle remote_handle = TE_NONE, counter_handle = TE_NONE;
   int64_t deadline_ns = 0;
 
   uint64_t source_offset = 0, target_offset = 0;
@@ -133,7 +133,7 @@ struct Operation {
   uint64_t position = 0;               // kMessage: bytes sent
   Counter* local_counter = nullptr;    // kCounterReached, kCloseCounter
   uint64_t threshold = 0;
-  std::vector<int32_t> watched;  // kCounterReached: peers whose loss ends the wait; kFence: regions not yet certain
+  std::vector<int64_t> watched;  // kCounterReached: peers whose loss ends the wait; kFence: regions not yet certain
   bool started = false;          // kFence, kClose*: holders were asked; kMessage: its first fragment is out
   int64_t patience_ns =
       0;                 // kFence: until when the peer's own word is awaited; ended writes: when a fence is asked for

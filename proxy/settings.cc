@@ -17,6 +17,9 @@ Error out_of_range(const char* name, uint64_t value, uint64_t low, uint64_t high
 
 }  // namespace
 
+// Beside two of the longest messages: each message is charged some bytes more than it has, and room is given back in quarters.
+constexpr uint64_t kLeastQueueBytes = 4096;
+
 Error Settings::check() const {
   struct Bound {
     const char* name;
@@ -40,7 +43,8 @@ Error Settings::check() const {
       {"assembly_slots", v.assembly_slots, 1, kMaxHelloSlots},
       {"message_window", v.message_window, 4, 1024},
       {"max_message_bytes", v.max_message_bytes, 1, 1u << 30},
-      {"message_queue_bytes", v.message_queue_bytes, uint64_t{2} * v.max_message_bytes, uint64_t{1} << 40},
+      {"message_queue_bytes", v.message_queue_bytes, kLeastQueueBytes + uint64_t{2} * v.max_message_bytes,
+       uint64_t{1} << 40},
       {"page_immediates", v.page_immediates, TE_PAGES_AUTO, TE_PAGES_LAST},
       {"max_peers", v.max_peers, 1, 65536},
       {"max_regions", v.max_regions, 1, Table<Region>::kMaxCapacity},

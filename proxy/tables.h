@@ -18,7 +18,7 @@ namespace te {
 struct Peer;
 struct Operation;
 
-// Handle -> object. A handle is an index (20 bits) and a reuse count (12 bits). Objects are never freed while the engine lives, only
+// Handle -> object. A handle is an index (20 bits) and a reuse count (44 bits: it never comes round). Objects are never freed while the engine lives, only
 // recycled under a new handle, so a thread that holds a stale handle finds either nothing or an object whose handle differs from
 // its own: never freed memory. Whoever acts on an object must therefore check the handle *after* it made its use known
 // (Region::enter), or let the worker, the only one that recycles, check it (remote objects).
@@ -26,8 +26,8 @@ template <typename T>
 class Table {
  public:
   static constexpr uint32_t kIndexBits = 20;
-  static constexpr uint32_t kMaxCapacity = 1u << kIndexBits;
-  static constexpr uint32_t kReuseLimit = 0xFFE;  // keeps TE_NONE from being a handle
+  static constexpr uint32_t kIndexMask = (1u << kIndexBits) - 1;
+  static constexpr uint32_t kMaxCapacity = kIndexMask;  // its last index is that of TE_NONE
 
   explicit Table(uint32_t capacity) : capacity_(capacity), entries_(new std::atomic<T*>[capacity]) {
     for (uint32_t i = 0; i < capacity; ++i) entries_[i].store(nullptr, std::memory_order_relaxed);
@@ -41,13 +41,14 @@ class Table {
   template <typename F>
   T* add(F&& prepare) {
     const std::lock_guard lock(mutex_);
-    uint32_t index, reuse = 0;
+    uint32_t index;
+    uint64_t reuse = 0;
     T* item;
     if (!free_.empty()) {
       index = free_.back();
       free_.pop_back();
       item = entries_[index].load(std::memory_order_relaxed);
-      reuse = item->reuse + 1 > kReuseLimit ? 0 : item->reuse + 1;
+      reuse = item->reuse + 1;
     } else if (used_ < capacity_) {
       index = used_++;
       item = new T;
@@ -63,24 +64,24 @@ class Table {
   }
 
   // Null for a handle that was never given or was recycled.
-  T* get(uint32_t handle) const {
-    const uint32_t index = handle & (kMaxCapacity - 1);
+  T* get(te_handle handle) const {
+    const uint32_t index = static_cast<uint32_t>(handle) & kIndexMask;
     if (index >= capacity_) return nullptr;
     T* item = entries_[index].load(std::memory_order_acquire);
     return item != nullptr && item->handle.load(std::memory_order_acquire) == handle ? item : nullptr;
   }
 
   // The object at the handle's place, whatever its handle is now.
-  T* peek(uint32_t handle) const {
-    const uint32_t index = handle & (kMaxCapacity - 1);
+  T* peek(te_handle handle) const {
+    const uint32_t index = static_cast<uint32_t>(handle) & kIndexMask;
     return index < capacity_ ? entries_[index].load(std::memory_order_acquire) : nullptr;
   }
 
   // The object may be given out again. After this call get() of its old handle gives null.
   void recycle(T* item) {
     const std::lock_guard lock(mutex_);
-    const uint32_t handle = item->handle.exchange(TE_NONE, std::memory_order_acq_rel);
-    free_.push_back(handle & (kMaxCapacity - 1));
+    const te_handle handle = item->handle.exchange(TE_NONE, std::memory_order_acq_rel);
+    free_.push_back(static_cast<uint32_t>(handle) & kIndexMask);
     --live_;
   }
 
@@ -113,8 +114,8 @@ class Table {
 };
 
 struct TableEntry {
-  std::atomic<uint32_t> handle{TE_NONE};
-  uint32_t reuse = 0;
+  std::atomic<te_handle> handle{TE_NONE};
+  uint64_t reuse = 0;
 };
 
 // A registered span of this engine's memory.
@@ -140,7 +141,7 @@ struct Region : TableEntry {
   bool rekeying = false;
   bool deregistered = false;
 
-  bool enter(uint32_t as_handle) {
+  bool enter(te_handle as_handle) {
     users.fetch_add(1, std::memory_order_seq_cst);
     if (open.load(std::memory_order_seq_cst) && handle.load(std::memory_order_acquire) == as_handle) return true;
     users.fetch_sub(1, std::memory_order_release);
@@ -158,7 +159,7 @@ struct Remote : TableEntry {
   uint64_t serial = 0;
   std::atomic<Attachment> state{Attachment::kNew};
   // Of the life before this one: so that a stale handle can say why it is stale.
-  std::atomic<uint32_t> former_handle{TE_NONE};
+  std::atomic<te_handle> former_handle{TE_NONE};
   std::atomic<Peer*> former_peer{nullptr};
   std::atomic<bool> former_closed{false};  // by its owner; else it was given up to make room, and may be had anew
   uint64_t former_serial = 0, former_length = 0;  // worker only

@@ -26,6 +26,7 @@ class Pool {
     alive_.fetch_sub(1, std::memory_order_relaxed);
   }
 
+  std::mutex* mutex() { return &mutex_; }
   uint32_t alive() const { return alive_.load(std::memory_order_relaxed); }
 
  private:
@@ -47,7 +48,11 @@ class Pool {
 
 // Never destroyed: transfers may be released by interpreters that are shutting down.
 Pool& pool() {
-  static Pool* instance = new Pool;
+  static Pool* instance = [] {
+    Pool* made = new Pool;
+    hold_across_forks(made->mutex());
+    return made;
+  }();
   return *instance;
 }
 

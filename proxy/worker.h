@@ -33,9 +33,9 @@ struct Ghost {
   Peer* peer = nullptr;
   bool paths_open = false;
   PathId paths[TE_MAX_NICS] = {};
-  std::vector<uint32_t> regions;  // handles
-  std::vector<uint16_t> ids;      // quarantined
-  bool dead = false;              // proven; our own queues still have to be drained
+  std::vector<te_handle> regions;
+  std::vector<uint16_t> ids;  // quarantined
+  bool dead = false;          // proven; our own queues still have to be drained
   int64_t dead_since_ns = 0;
   uint32_t quiet_rounds = 0;  // since then, with nothing polled
 };

@@ -234,7 +234,7 @@ void Worker::take_revoked(Peer& peer, const Record& record) {
     if (Region* region = engine_.region_by_serial(record.serial)) {
       holder_gone(*region, peer);
       std::erase(peer.session.regions, region);
-      const auto handle = static_cast<int32_t>(region->handle.load(std::memory_order_relaxed));
+      const auto handle = static_cast<int64_t>(region->handle.load(std::memory_order_relaxed));
       for (Operation* op : closings_)
         if (op->kind == OperationKind::kFence && op->peer == &peer) std::erase(op->watched, handle);
     }

@@ -114,7 +114,7 @@ void Worker::admit(Operation* op) {
     ensure_connecting(peer);  // may fail all that waits, this one included
     return;
   }
-  if (peer.session.their_bye) {
+  if (peer.session.their_bye || peer.session.saying_bye) {
     if (peer.gone()) return fail(op, peer.gone_status(), peer.gone_text());
     return enqueue(peer, op, Queue::kWaiting);  // for the next session: see lose
   }
@@ -206,7 +206,7 @@ void Worker::cancel_requested() {
 
 void Worker::begin_connect(Operation* op) {
   Peer& peer = *op->peer;
-  if (peer.connected() && !peer.session.their_bye) return finish(op);
+  if (peer.connected() && !peer.session.their_bye && !peer.session.saying_bye) return finish(op);
   peer.connects.push_back(op);
   ensure_connecting(peer);
 }

@@ -84,7 +84,7 @@ bool Worker::close_region_step(Operation* op) {
 bool Worker::region_released(Region& region) {
   if (region.rekeying || !region.holders.empty() || region.users.load(std::memory_order_seq_cst) != 0) return false;
   if (capabilities_.keys_enforced) return true;  // deregistering ends what a lost peer could do
-  const uint32_t handle = region.handle.load(std::memory_order_relaxed);
+  const te_handle handle = region.handle.load(std::memory_order_relaxed);
   return std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
     return std::find(ghost.regions.begin(), ghost.regions.end(), handle) != ghost.regions.end();
   });
@@ -111,7 +111,7 @@ bool Worker::fence_step(Operation* op) {
     if (same_session) {
       const std::vector<Region*> regions = peer.session.regions;
       for (Region* region : regions) {
-        op->watched.push_back(static_cast<int32_t>(region->handle.load(std::memory_order_relaxed)));
+        op->watched.push_back(static_cast<int64_t>(region->handle.load(std::memory_order_relaxed)));
         push_record(peer, revoke_record(RecordType::kRevokeRegion, region->serial, true));
       }
     }
@@ -167,7 +167,7 @@ void Worker::finish_rekey(Region& region) {
       region.open.store(false, std::memory_order_seq_cst);
     }
   }
-  const uint32_t handle = region.handle.load(std::memory_order_relaxed);
+  const te_handle handle = region.handle.load(std::memory_order_relaxed);
   for (Ghost& ghost : ghosts_) std::erase(ghost.regions, handle);
   std::vector<Peer*> waiting;
   waiting.swap(region.waiting_holders);
@@ -310,7 +310,7 @@ void Worker::watch_ghosts() {
   for (size_t i = 0; i < ghosts_.size();) {
     Ghost& ghost = ghosts_[i];
     if (capabilities_.keys_enforced) {
-      std::erase_if(ghost.regions, [this](uint32_t handle) { return engine_.regions_.get(handle) == nullptr; });
+      std::erase_if(ghost.regions, [this](te_handle handle) { return engine_.regions_.get(handle) == nullptr; });
       if (!ghost.regions.empty()) {
         ++i;
         continue;

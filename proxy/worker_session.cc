@@ -344,8 +344,8 @@ void Worker::fail_all(Peer& peer, Status status, const char* why, bool spare_wai
 void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_state) {
   const bool was_connected = peer.connected();
   const bool drained = peer.session.bye_done || peer.session.their_bye;
-  // It disconnected, but did not close. What came after its goodbye goes to the next session: the first use opens one.
-  const bool parted = peer.session.their_bye && !peer.session.saying_bye && !peer.gone() && !stopping_;
+  // One side disconnected, but did not close. What came after the goodbye goes to the next session: the first use opens one.
+  const bool parted = (peer.session.their_bye || peer.session.saying_bye) && !peer.gone() && !stopping_;
   char reason[160];
   std::snprintf(reason, sizeof reason, "%s", why);  // `why` may lie in what is torn down below
   peer.state.store(final_state, std::memory_order_release);
@@ -476,11 +476,12 @@ void Worker::take_bye(Peer& peer, bool for_good) {
 void Worker::finish_bye(Peer& peer) {
   if (!peer.connected()) return;
   Session& s = peer.session;
-  if (is_self(peer)) {
-    if (writes_in_flight(peer) == 0) lose(peer, Status::kPeerLost, "the engine was closed", TE_PEER_CLOSED);
-    return;
-  }
   schedule(peer);
+  if (is_self(peer)) {  // nobody else needs to be told
+    if (writes_in_flight(peer) > 0) return;
+    s.bye_done = true;
+    return lose(peer, Status::kPeerLost, "disconnected", TE_PEER_CLOSED);
+  }
   if (writes_in_flight(peer) > 0) return;
   // Byes that cross confirm each other: the first to have heard both may be gone before an answer reaches it.
   if (s.their_bye && !s.bye_answered && !s.bye_said) {

@@ -94,7 +94,7 @@ class EngineHandle:
     # --- names of peers, regions and counters ---------------------------------------------------------------------
 
     def remote_region(self, descriptor: RegionDescriptor, operation: str) -> int:
-        out = ffi.new("uint32_t *")
+        out = ffi.new("te_handle *")
         error = thread_state.error
         status = lib.te_remote_region(self.pointer, descriptor._native, out, error)
         if status != _native.OK:
@@ -105,7 +105,7 @@ class EngineHandle:
         return handle
 
     def remote_counter(self, descriptor: CounterDescriptor, operation: str) -> int:
-        out = ffi.new("uint32_t *")
+        out = ffi.new("te_handle *")
         error = thread_state.error
         status = lib.te_remote_counter(self.pointer, descriptor._native, out, error)
         if status != _native.OK:

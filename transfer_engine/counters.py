@@ -29,7 +29,7 @@ class Counter:
 
     def __init__(self, handle: EngineHandle) -> None:
         handle.ensure_open("counter")
-        out = ffi.new("uint32_t *")
+        out = ffi.new("te_handle *")
         error = thread_state.error
         status = lib.te_counter_open(handle.pointer, out, error)
         if status != _native.OK:

@@ -41,7 +41,7 @@ class Region:
 
     def __init__(self, handle: EngineHandle, span: Span) -> None:
         handle.ensure_open("register")
-        out = ffi.new("uint32_t *")
+        out = ffi.new("te_handle *")
         error = thread_state.error
         address = ffi.cast("void *", span.pointer)
         status = lib.te_region_register(

@@ -4,11 +4,16 @@
 
 #include "native/sim/host.h"
 #include "native/sim/nic.h"
+#include "native/system.h"
 
 namespace te::sim {
 
 Fabric& Fabric::instance() {
-  static Fabric* const fabric = new Fabric;  // never destroyed: engines may outlive static destructors
+  static Fabric* const fabric = [] {
+    auto* made = new Fabric;
+    hold_across_forks(&made->mutex);
+    return made;
+  }();  // never destroyed: engines may outlive static destructors
   return *fabric;
 }
 

@@ -82,7 +82,7 @@ TEST_CASE("engine: many writers share one counter, and one writer uses many") {
   Setup setup{"sim", "reorder=1,delay=1", 2, {}};
   Player owner(setup);
   Memory& target = owner.memory(4096);
-  std::vector<uint32_t> counters;
+  std::vector<te_handle> counters;
   for (int i = 0; i < 10; ++i) counters.push_back(owner.counter());
   std::vector<std::unique_ptr<Player>> writers;
   std::vector<Transfer> transfers;
@@ -90,13 +90,13 @@ TEST_CASE("engine: many writers share one counter, and one writer uses many") {
     writers.push_back(std::make_unique<Player>(setup));
     Player& writer = *writers.back();
     Memory& source = writer.memory(4096);
-    const uint32_t remote = writer.remote(owner, target);
+    const te_handle remote = writer.remote(owner, target);
     for (int i = 0; i < 100; ++i)
       transfers.push_back(writer.write(source, 0, remote, 0, i % 3 == 0 ? 4096 : 10,
                                        writer.remote_counter(owner, counters[static_cast<size_t>(i % 10)])));
   }
   for (Transfer& t : transfers) REQUIRE(t.wait() == TE_OK);
-  for (const uint32_t counter : counters) CHECK(owner.counted(counter, 50));
+  for (const te_handle counter : counters) CHECK(owner.counted(counter, 50));
 }
 
 TEST_CASE("engine: a closed counter ends its waits, refuses new ones and refuses writers") {
@@ -135,12 +135,12 @@ TEST_CASE(
     for (int i = 0; i < 30; ++i) transfers.push_back(pair.write(0, 0, 3000));
     TE_CHECK_STATUS(te_counter_close(pair.owner.engine, pair.counter, kPatience, &pair.owner.error), TE_OK,
                     pair.owner.error);
-    const uint32_t fresh = pair.owner.counter();  // may get the id that has just been freed
+    const te_handle fresh = pair.owner.counter();  // may get the id that has just been freed
     for (Transfer& t : transfers) {
       const int32_t status = t.wait();
       CHECK_MESSAGE((status == TE_OK || status == TE_ERR_REGION_CLOSED), name_of(status), ": ", t.message());
     }
-    const uint32_t remote_fresh = pair.writer.remote_counter(pair.owner, fresh);
+    const te_handle remote_fresh = pair.writer.remote_counter(pair.owner, fresh);
     require_ok(pair.writer.write(pair.source, 0, pair.remote, 0, 3000, remote_fresh));
     CHECK(pair.owner.counted(fresh, 1));
   }
@@ -150,7 +150,7 @@ TEST_CASE("engine: counters opened and closed 100,000 times do not run out") {
   Player player({"sim", "", 1, {}});
   const int rounds = scaled(100'000);
   for (int i = 0; i < rounds; ++i) {
-    uint32_t counter = TE_NONE;
+    te_handle counter = TE_NONE;
     REQUIRE(te_counter_open(player.engine, &counter, &player.error) == TE_OK);
     REQUIRE(te_counter_close(player.engine, counter, kPatience, &player.error) == TE_OK);
   }
@@ -162,8 +162,8 @@ TEST_CASE("engine: counter ids used by a peer, closed and opened again do not ru
     CAPTURE(std::string(sim));
     Pair pair({"sim", sim, 1, [](te_settings& s) { s.max_counters = 8; }}, 4096);
     for (int i = 0; i < scaled(1500); ++i) {
-      const uint32_t counter = pair.owner.counter();
-      const uint32_t remote = pair.writer.remote_counter(pair.owner, counter);
+      const te_handle counter = pair.owner.counter();
+      const te_handle remote = pair.writer.remote_counter(pair.owner, counter);
       const uint64_t writes =
           static_cast<uint64_t>(1 + i % 3);  // at least one, so that the writer's handle is revoked and given back
       for (uint64_t k = 0; k < writes; ++k) require_ok(pair.writer.write(pair.source, 0, pair.remote, 0, 10, remote));
@@ -177,9 +177,9 @@ TEST_CASE("engine: counter ids used by a peer, closed and opened again do not ru
 
 TEST_CASE("engine: a full table of counters is a typed error, and room comes back") {
   Player player({"sim", "", 1, [](te_settings& s) { s.max_counters = 3; }});
-  std::vector<uint32_t> counters;
+  std::vector<te_handle> counters;
   for (int i = 0; i < 3; ++i) counters.push_back(player.counter());
-  uint32_t extra = 5;
+  te_handle extra = 5;
   CHECK(te_counter_open(player.engine, &extra, &player.error) == TE_ERR_EXHAUSTED);
   CHECK(extra == 5);
   REQUIRE(te_counter_close(player.engine, counters[1], kPatience, &player.error) == TE_OK);
@@ -191,7 +191,7 @@ TEST_CASE("engine: more counters than one peer may attach is a typed error, the 
   Setup setup{"sim", "reorder=0", 1, [](te_settings& s) { s.max_counters = 5000; }};
   Pair pair(setup, 4096);
   const int most = 4096;
-  std::vector<uint32_t> counters, remotes;
+  std::vector<te_handle> counters, remotes;
   std::vector<Transfer> transfers;
   for (int i = 1; i < most; ++i) {
     counters.push_back(pair.owner.counter());
@@ -200,10 +200,10 @@ TEST_CASE("engine: more counters than one peer may attach is a typed error, the 
   }
   require_ok(pair.write(0, 0, 1));
   for (Transfer& t : transfers) REQUIRE(t.wait() == TE_OK);
-  const uint32_t one_more = pair.owner.counter();
-  const uint32_t remote = pair.writer.remote_counter(pair.owner, one_more);
+  const te_handle one_more = pair.owner.counter();
+  const te_handle remote = pair.writer.remote_counter(pair.owner, one_more);
   CHECK(pair.writer.write(pair.source, 0, pair.remote, 0, 1, remote).wait() == TE_ERR_EXHAUSTED);
-  for (const uint32_t counter : counters) REQUIRE(pair.owner.counted(counter, 1));
+  for (const te_handle counter : counters) REQUIRE(pair.owner.counted(counter, 1));
   REQUIRE(te_counter_close(pair.owner.engine, counters[0], kPatience, &pair.owner.error) == TE_OK);
   CHECK(pair.writer.write(pair.source, 0, pair.remote, 0, 1, remote).wait() == TE_OK);
   CHECK(pair.owner.counted(one_more, 1));

@@ -144,7 +144,7 @@ TEST_CASE("engine: a write that stays stuck becomes quiesced by the owner's fenc
   Memory& target = owner.memory(8192);
   Player dead(setup);
   dead.inject("kill");
-  const uint32_t remote = writer.remote(with_dead_nic(owner.describe(target), dead));
+  const te_handle remote = writer.remote(with_dead_nic(owner.describe(target), dead));
   Transfer t = writer.write(source, 0, remote, 0, 8000, TE_NONE, 0, 50 * kMs);
   CHECK(t.wait() == TE_ERR_TIMEOUT);
   CHECK_FALSE(t.quiesced());
@@ -167,11 +167,11 @@ TEST_CASE("engine: other transfers are not hurt by the fence that one stuck tran
   Player writer(setup), owner(setup);
   Memory& source = writer.memory(8192);
   Memory& target = owner.memory(8192);
-  const uint32_t counter = owner.counter();
+  const te_handle counter = owner.counter();
   Player dead(setup);
   dead.inject("kill");
-  const uint32_t remote = writer.remote(with_dead_nic(owner.describe(target), dead)),
-                 remote_counter = writer.remote_counter(owner, counter);
+  const te_handle remote = writer.remote(with_dead_nic(owner.describe(target), dead)),
+                  remote_counter = writer.remote_counter(owner, counter);
   // Writes alternate between the NICs; every second one hangs.
   std::vector<Transfer> first;
   for (int i = 0; i < 2; ++i) first.push_back(writer.write(source, 0, remote, 0, 100, remote_counter, 0, 50 * kMs));
@@ -276,7 +276,7 @@ TEST_CASE("engine: fencing a killed peer ends within the bound, and others keep 
     Pair pair(short_lived(network, 2));
     Player third(short_lived(network, 2));
     Memory& source = third.memory(8192);
-    const uint32_t remote = third.remote(pair.owner, pair.target);
+    const te_handle remote = third.remote(pair.owner, pair.target);
     require_ok(third.write(source, 0, remote, 0, 100));
     require_ok(pair.write(0, 0, kLength));
     pair.writer.inject("pause");

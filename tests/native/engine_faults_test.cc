@@ -30,7 +30,7 @@ struct Marker {
     }
   }
   Pair& pair;
-  const uint32_t counter, remote;
+  const te_handle counter, remote;
   uint64_t sent = 0;
 };
 
@@ -296,7 +296,7 @@ TEST_CASE("engine: a refused registration says so and leaves nothing behind") {
   Memory memory(1000);
   for (int failing = 1; failing <= 4; ++failing) {
     player.inject("register_fail 1");
-    uint32_t region = 77;
+    te_handle region = 77;
     te_error why{};
     CHECK(te_region_register(player.engine, memory.data(), memory.size, TE_DEVICE_HOST, 0, &region, &why) ==
           TE_ERR_REGISTRATION);
@@ -304,7 +304,7 @@ TEST_CASE("engine: a refused registration says so and leaves nothing behind") {
     CHECK(why.nic == 0);
     CHECK(player.stats().regions == 0);
   }
-  uint32_t region = TE_NONE;
+  te_handle region = TE_NONE;
   CHECK(te_region_register(player.engine, memory.data(), memory.size, TE_DEVICE_HOST, 0, &region, &player.error) ==
         TE_OK);
   CHECK(te_region_close(player.engine, region, kPatience, &player.error) == TE_OK);
@@ -334,7 +334,7 @@ TEST_CASE("engine: many senders do not overrun a receiver's completion queue") {
   const std::string sim = "reorder=0,completion_depth=1024,depth=256,receive_depth=4096";
   Player owner({"sim", sim, 1, {}});
   Memory& target = owner.memory(4096);
-  const uint32_t counter = owner.counter();
+  const te_handle counter = owner.counter();
   std::vector<std::unique_ptr<Player>> senders;
   std::vector<Transfer> transfers;
   for (int i = 0; i < kSenders; ++i) {

@@ -16,7 +16,7 @@ constexpr uint32_t kUntouched = 0x1234567;
 
 // Nothing bad has happened: the pair still works.
 void check_usable(Pair& pair) {
-  const uint32_t counter = pair.owner.counter();
+  const te_handle counter = pair.owner.counter();
   require_ok(pair.writer.write(pair.source, 0, pair.remote, 0, 100, pair.writer.remote_counter(pair.owner, counter)));
   CHECK(pair.owner.counted(counter, 1));
   CHECK(pair.writer.idle());
@@ -187,13 +187,14 @@ TEST_CASE("engine: input: unknown flags, index widths and missing arrays are ref
 TEST_CASE("engine: input: handles that were never given are refused, wherever they are used") {
   Pair pair({"sim", "", 1, {}}, kBytes);
   require_ok(pair.write(0, 0, 1));
-  for (const uint32_t never : {TE_NONE - 1u, 77u, 0x00100000u, 0x80000000u, 0xFFF00000u}) {
+  for (const te_handle never :
+       {te_handle{TE_NONE} - 1, te_handle{77}, te_handle{1} << 20, te_handle{1} << 31, ~te_handle{0}}) {
     CAPTURE(never);
     te_engine* engine = pair.writer.engine;
     te_error why{};
     te_write_args write{pair.source.region, pair.remote, pair.remote_counter, 0, 0, 0, 10};
-    for (uint32_t* handle : {&write.region, &write.remote, &write.counter}) {
-      const uint32_t kept = std::exchange(*handle, never);
+    for (te_handle* handle : {&write.region, &write.remote, &write.counter}) {
+      const te_handle kept = std::exchange(*handle, never);
       te_transfer* t = te_write(engine, write.region, 0, write.remote, 0, 10, write.counter, 0, -1, &why);
       CHECK(t == nullptr);
       CHECK((why.status == TE_ERR_ARGUMENT || why.status == TE_ERR_REGION_CLOSED || why.status == TE_ERR_STALE));
@@ -289,7 +290,7 @@ TEST_CASE("engine: input: one bad entry refuses the whole batch, with its number
 TEST_CASE("engine: input: a counter of another engine than the target is refused with ARGUMENT") {
   Pair pair({"sim", "", 1, {}}, kBytes);
   Player other({"sim", "", 1, {}});
-  const uint32_t foreign = pair.writer.remote_counter(other, other.counter());
+  const te_handle foreign = pair.writer.remote_counter(other, other.counter());
   check_refused(pair.writer.write(pair.source, 0, pair.remote, 0, 10, foreign), TE_ERR_ARGUMENT);
   check_usable(pair);
 }
@@ -297,7 +298,7 @@ TEST_CASE("engine: input: a counter of another engine than the target is refused
 TEST_CASE("engine: input: memory that cannot be registered is refused, and registers nothing") {
   Player player({"sim", "", 3, {}});
   Memory memory(100);
-  uint32_t region = kUntouched;
+  te_handle region = kUntouched;
   te_error why{};
   CHECK(te_region_register(player.engine, nullptr, 10, TE_DEVICE_HOST, 0, &region, &why) == TE_ERR_ARGUMENT);
   CHECK(te_region_register(player.engine, memory.data(), kMax, TE_DEVICE_HOST, 0, &region, &why) == TE_ERR_RANGE);
@@ -331,7 +332,7 @@ TEST_CASE("engine: input: an address of another transport is refused, a malforme
   CHECK(index == -7);
   te_region_descriptor d = pair.owner.describe(pair.target);
   d.address.nic_count = 0;
-  uint32_t handle = kUntouched;
+  te_handle handle = kUntouched;
   CHECK(te_remote_region(pair.writer.engine, &d, &handle, &why) == TE_ERR_ARGUMENT);
   d = pair.owner.describe(pair.target);
   std::strcpy(d.address.transport, "shm");
@@ -421,7 +422,7 @@ TEST_CASE("engine: input: a closed engine refuses everything with CLOSED") {
   CHECK(p.close() == TE_OK);  // idempotent
   te_engine* engine = p.engine;
   te_error why{};
-  uint32_t handle = kUntouched;
+  te_handle handle = kUntouched;
   const te_region_descriptor region = pair.owner.describe(pair.target);
   const te_counter_descriptor counter = pair.owner.describe_counter(pair.counter);
   te_engine_info info;
@@ -461,7 +462,7 @@ TEST_CASE("engine: input: a closed engine refuses everything with CLOSED") {
 TEST_CASE("engine: input: null engines and null errors are refused, not followed") {
   te_error why{};
   te_stats stats;
-  uint32_t handle = 0;
+  te_handle handle = 0;
   uint64_t value = 0;
   int32_t index = 0;
   CHECK(te_engine_open(nullptr, nullptr, &why) == TE_ERR_ARGUMENT);
@@ -502,12 +503,12 @@ TEST_CASE("engine: input: null structures, arrays and outputs are refused with A
       {"te_write_batch", [&](te_engine* e) { return status_of(te_write_batch(e, nullptr, 3, -1, &refusal)); }},
       {"te_remote_region",
        [](te_engine* e) {
-         uint32_t h;
+         te_handle h;
          return te_remote_region(e, nullptr, &h, nullptr);
        }},
       {"te_remote_counter",
        [](te_engine* e) {
-         uint32_t h;
+         te_handle h;
          return te_remote_counter(e, nullptr, &h, nullptr);
        }},
       {"te_peer",
@@ -517,13 +518,13 @@ TEST_CASE("engine: input: null structures, arrays and outputs are refused with A
        }},
       {"te_counter_wait",
        [](te_engine* e) {
-         uint32_t c;
+         te_handle c;
          te_counter_open(e, &c, nullptr);
          return te_counter_wait(e, c, 1, kMs, nullptr, 3, nullptr);
        }},
       {"te_counter_reached",
        [&](te_engine* e) {
-         uint32_t c;
+         te_handle c;
          te_counter_open(e, &c, nullptr);
          return status_of(te_counter_reached(e, c, 1, kMs, nullptr, 3, &refusal));
        }},
@@ -587,7 +588,7 @@ TEST_CASE("engine: input: random arguments never crash, land outside or leave an
         return random.below(usual + 2);
     }
   };
-  const auto handle = [&](uint32_t right) { return random.chance(0.8) ? right : static_cast<uint32_t>(odd(10)); };
+  const auto handle = [&](te_handle right) { return random.chance(0.8) ? right : static_cast<te_handle>(odd(10)); };
   std::vector<int64_t> indices(64);
   int good = 0;
   for (int i = 0; i < scaled(5000); ++i) {
@@ -597,7 +598,7 @@ TEST_CASE("engine: input: random arguments never crash, land outside or leave an
     if (random.chance(0.5)) {
       t = Transfer(
           te_write(pair.writer.engine, handle(pair.source.region), odd(kBytes), handle(pair.remote), odd(kBytes),
-                   odd(2000), handle(random.chance(0.5) ? pair.remote_counter : uint32_t{TE_NONE}), flags, -1, &why),
+                   odd(2000), handle(random.chance(0.5) ? pair.remote_counter : te_handle{TE_NONE}), flags, -1, &why),
           why);
     } else {
       for (int64_t& index : indices)
@@ -605,7 +606,7 @@ TEST_CASE("engine: input: random arguments never crash, land outside or leave an
       te_page_args args{};
       args.region = handle(pair.source.region);
       args.remote = handle(pair.remote);
-      args.counter = handle(random.chance(0.5) ? pair.remote_counter : uint32_t{TE_NONE});
+      args.counter = handle(random.chance(0.5) ? pair.remote_counter : te_handle{TE_NONE});
       args.flags = flags;
       args.source_offset = odd(100);
       args.target_offset = odd(100);

@@ -54,7 +54,7 @@ TEST_CASE("engine: threads that open, use and close regions and counters at once
       Memory target(2048);
       te_error why{};
       for (int i = 0; i < scaled(25); ++i) {
-        uint32_t region = TE_NONE, counter = TE_NONE, remote = TE_NONE, remote_counter = TE_NONE;
+        te_handle region = TE_NONE, counter = TE_NONE, remote = TE_NONE, remote_counter = TE_NONE;
         te_region_descriptor rd;
         te_counter_descriptor cd;
         bool ok = te_region_register(b.engine, target.data(), target.size, TE_DEVICE_HOST, 0, &region, &why) == TE_OK;
@@ -194,7 +194,7 @@ TEST_CASE("engine: both sides close at once under load, in either order, and bot
     Pair pair({"sim", sim, static_cast<uint32_t>(1 + seed % 3), {}});
     Memory& back = pair.writer.memory(1 << 16);
     Memory& from = pair.owner.memory(1 << 16);
-    const uint32_t back_remote = pair.owner.remote(pair.writer, back);
+    const te_handle back_remote = pair.owner.remote(pair.writer, back);
     if (seed % 4 != 0) require_ok(pair.write(0, 0, 1));  // else closing meets connecting
     std::vector<Transfer> transfers;
     for (int i = 0; i < 30; ++i) {
@@ -342,7 +342,7 @@ TEST_CASE("engine: the cap per peer holds one peer back and no other") {
   Pair pair(setup);
   Player third(setup);
   Memory& other = third.memory(4096);
-  const uint32_t remote = pair.writer.remote(third, other);
+  const te_handle remote = pair.writer.remote(third, other);
   pair.owner.inject("pause");  // the first write waits for its attachment
   std::vector<Transfer> waiting;
   for (int i = 0; i < 4; ++i) waiting.push_back(pair.write(0, 0, 10));
@@ -367,7 +367,8 @@ TEST_CASE("engine: a forked child gets FORKED from every call, and the parent is
     te_address address;
     te_message message;
     te_event event;
-    uint32_t handle = 0, count = 0;
+    te_handle handle = 0;
+    uint32_t count = 0;
     uint64_t value = 0;
     int bad = 0;
     const auto expect = [&](int32_t status) { bad += status == TE_ERR_FORKED ? 0 : 1; };

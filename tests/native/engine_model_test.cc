@@ -37,7 +37,7 @@ struct Flow {
     return count;
   }
 
-  uint32_t choose_counter(Random& random, uint64_t rise) {
+  te_handle choose_counter(Random& random, uint64_t rise) {
     const uint64_t which = random.below(kCounters + 1);
     if (which == kCounters) return TE_NONE;
     expected[which] += rise;
@@ -125,8 +125,8 @@ struct Flow {
   std::vector<uint8_t> model;
   std::vector<bool> used = std::vector<bool>(kCells, false);
   std::vector<std::vector<int32_t>> indices;
-  uint32_t remote = TE_NONE;
-  std::vector<uint32_t> counters, remote_counters;
+  te_handle remote = TE_NONE;
+  std::vector<te_handle> counters, remote_counters;
   std::vector<uint64_t> expected;
 };
 

@@ -39,7 +39,7 @@ TEST_CASE(
       Pair pair(setup);
       Player third(setup);
       Memory& other = third.memory(8192);
-      const uint32_t to_third = pair.writer.remote(third, other);
+      const te_handle to_third = pair.writer.remote(third, other);
       require_ok(pair.write(0, 0, kLength));
       require_ok(pair.writer.write(pair.source, 0, to_third, 0, 100));
       pair.owner.inject("kill");
@@ -77,7 +77,7 @@ TEST_CASE("engine: slots of operations towards dead peers serve the living") {
     for (Transfer& t : doomed) REQUIRE(t.wait() == TE_ERR_PEER_LOST);
     Player living(setup);
     Memory& target = living.memory(8192);
-    const uint32_t remote = pair.writer.remote(living, target);
+    const te_handle remote = pair.writer.remote(living, target);
     for (int i = 0; i < 100; ++i) require_ok(pair.writer.write(pair.source, 0, remote, 0, kLength));
   }
 }
@@ -94,7 +94,7 @@ TEST_CASE("engine: dead peers one after the other do not use up the slab") {
     CAPTURE(round);
     Player owner(setup);
     Memory& target = owner.memory(4096);
-    const uint32_t remote = writer.remote(owner, target);
+    const te_handle remote = writer.remote(owner, target);
     require_ok(writer.write(source, 0, remote, 0, 100));
     owner.inject("kill");
     std::vector<Transfer> doomed;
@@ -206,7 +206,7 @@ TEST_CASE("engine: after a restart at the same address old handles give PEER_RES
         Memory& source = writer.memory(8192);
         auto first = std::make_unique<Player>(setup);
         Memory& old_target = first->memory(8192);
-        const uint32_t old_remote = writer.remote(*first, old_target);
+        const te_handle old_remote = writer.remote(*first, old_target);
         require_ok(writer.write(source, 0, old_remote, 0, kLength));
         const int32_t old_peer = writer.peer(*first);
         first->inject(silent ? "kill" : "kill_loud");
@@ -233,7 +233,7 @@ TEST_CASE("engine: after a restart at the same address old handles give PEER_RES
         CHECK(target.poisoned(0, target.size));
         const int32_t new_peer = writer.peer(second);
         CHECK(new_peer != old_peer);
-        const uint32_t remote = writer.remote(second, target);
+        const te_handle remote = writer.remote(second, target);
         require_ok(writer.write(source, 0, remote, 0, kLength));
         CHECK(std::memcmp(source.data(), target.data(), kLength) == 0);
         CHECK(writer.write(source, 0, old_remote, 0, kLength).wait() == TE_ERR_PEER_RESTARTED);
@@ -244,7 +244,7 @@ TEST_CASE("engine: after a restart at the same address old handles give PEER_RES
 TEST_CASE("engine: a restarted peer that speaks first is known as new at once") {
   Player owner(short_lived("", 2));
   Memory& target = owner.memory(8192);
-  const uint32_t counter = owner.counter();
+  const te_handle counter = owner.counter();
   std::unique_ptr<Player> writer;
   int32_t last_peer = -1;
   for (int generation = 0; generation < 5; ++generation) {
@@ -274,7 +274,7 @@ TEST_CASE("engine: peers that come and go with new descriptors do not run the ta
     Player owner({"sim", "address=visitor", 1, {}});
     Memory& target = owner.memory(4096);
     const te_region_descriptor d = owner.describe(target);
-    uint32_t remote = TE_NONE;
+    te_handle remote = TE_NONE;
     TE_CHECK_STATUS(te_remote_region(writer.engine, &d, &remote, &writer.error), TE_OK, writer.error);
     if (remote == TE_NONE) break;
     require_ok(writer.write(source, 0, remote, 0, 100));
@@ -368,10 +368,10 @@ TEST_CASE("engine: connects that cross end in one session, and work in both dire
     Player a(setup), b(setup);
     Memory& in_a = a.memory(8192);
     Memory& in_b = b.memory(8192);
-    const uint32_t counter_a = a.counter(), counter_b = b.counter();
+    const te_handle counter_a = a.counter(), counter_b = b.counter();
     const int32_t b_of_a = a.peer(b), a_of_b = b.peer(a);
-    const uint32_t to_b = a.remote(b, in_b), to_a = b.remote(a, in_a);
-    const uint32_t tick_b = a.remote_counter(b, counter_b), tick_a = b.remote_counter(a, counter_a);
+    const te_handle to_b = a.remote(b, in_b), to_a = b.remote(a, in_a);
+    const te_handle tick_b = a.remote_counter(b, counter_b), tick_a = b.remote_counter(a, counter_a);
     std::vector<Transfer> transfers;
     transfers.push_back(a.connect(b_of_a));
     transfers.push_back(b.connect(a_of_b));

@@ -227,7 +227,7 @@ TEST_CASE("engine: memory registered again is a new region: old handles stay ref
       pair.target.poison();
       pair.owner.open(pair.target);
       CHECK(pair.write(0, 0, 5000).wait() == TE_ERR_REGION_CLOSED);  // the old handle
-      const uint32_t from_old = pair.writer.remote(old);             // the old descriptor once more
+      const te_handle from_old = pair.writer.remote(old);            // the old descriptor once more
       CHECK(pair.writer.write(pair.source, 0, from_old, 0, 5000).wait() == TE_ERR_REGION_CLOSED);
       CHECK(pair.target.poisoned(0, pair.target.size));
       CHECK(pair.owner.describe(pair.target).serial != old.serial);
@@ -253,14 +253,14 @@ TEST_CASE("engine: several holders, the owner itself among them, are all revoked
   Player owner(setup);
   Memory& target = owner.memory(8192);
   std::vector<std::unique_ptr<Player>> writers;
-  std::vector<uint32_t> remotes;
+  std::vector<te_handle> remotes;
   for (int i = 0; i < 4; ++i) {
     writers.push_back(std::make_unique<Player>(setup));
     Memory& source = writers.back()->memory(8192);
     remotes.push_back(writers.back()->remote(owner, target));
     require_ok(writers.back()->write(source, 0, remotes.back(), 0, 4000));
   }
-  const uint32_t own = owner.remote(owner, target);
+  const te_handle own = owner.remote(owner, target);
   Memory& own_source = owner.memory(8192);
   require_ok(owner.write(own_source, 0, own, 0, 4000));
   std::vector<Transfer> transfers;
@@ -295,7 +295,7 @@ TEST_CASE("engine: a descriptor that claims more than the region has is never gr
   Pair pair({"sim", "", 1, {}}, 4096);
   te_region_descriptor forged = pair.owner.describe(pair.target);
   forged.length += 4096;
-  const uint32_t remote = pair.writer.remote(forged);
+  const te_handle remote = pair.writer.remote(forged);
   Transfer t = pair.writer.write(pair.source, 0, remote, 4096, 100);
   CHECK(t.wait() < 0);
   CHECK(pair.target.guards_intact());

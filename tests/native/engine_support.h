@@ -158,7 +158,7 @@ struct Memory {
 
   const size_t size;
   std::vector<uint8_t> all;
-  uint32_t region = TE_NONE;
+  te_handle region = TE_NONE;
 };
 
 // --- players -----------------------------------------------------------------------------------------------------------
@@ -227,42 +227,42 @@ class Player {
     REQUIRE_MESSAGE(te_region_describe(engine, m.region, &d, &error) == TE_OK, error.message);
     return d;
   }
-  uint32_t remote(Player& owner, const Memory& m) { return remote(owner.describe(m)); }
-  uint32_t remote(const te_region_descriptor& d) {
-    uint32_t handle = TE_NONE;
+  te_handle remote(Player& owner, const Memory& m) { return remote(owner.describe(m)); }
+  te_handle remote(const te_region_descriptor& d) {
+    te_handle handle = TE_NONE;
     REQUIRE_MESSAGE(te_remote_region(engine, &d, &handle, &error) == TE_OK, error.message);
     return handle;
   }
-  uint32_t counter() {
-    uint32_t handle = TE_NONE;
+  te_handle counter() {
+    te_handle handle = TE_NONE;
     REQUIRE_MESSAGE(te_counter_open(engine, &handle, &error) == TE_OK, error.message);
     return handle;
   }
-  te_counter_descriptor describe_counter(uint32_t counter) {
+  te_counter_descriptor describe_counter(te_handle counter) {
     te_counter_descriptor d;
     REQUIRE_MESSAGE(te_counter_describe(engine, counter, &d, &error) == TE_OK, error.message);
     return d;
   }
-  uint32_t remote_counter(Player& owner, uint32_t counter) { return remote_counter(owner.describe_counter(counter)); }
-  uint32_t remote_counter(const te_counter_descriptor& d) {
-    uint32_t handle = TE_NONE;
+  te_handle remote_counter(Player& owner, te_handle counter) { return remote_counter(owner.describe_counter(counter)); }
+  te_handle remote_counter(const te_counter_descriptor& d) {
+    te_handle handle = TE_NONE;
     REQUIRE_MESSAGE(te_remote_counter(engine, &d, &handle, &error) == TE_OK, error.message);
     return handle;
   }
-  uint64_t value(uint32_t counter) {
+  uint64_t value(te_handle counter) {
     uint64_t v = ~uint64_t{0};
     REQUIRE_MESSAGE(te_counter_value(engine, counter, &v, &error) == TE_OK, error.message);
     return v;
   }
-  int32_t wait(uint32_t counter, uint64_t at_least, int64_t timeout_ns = kPatience, std::vector<int32_t> peers = {}) {
+  int32_t wait(te_handle counter, uint64_t at_least, int64_t timeout_ns = kPatience, std::vector<int32_t> peers = {}) {
     return te_counter_wait(engine, counter, at_least, timeout_ns, peers.empty() ? nullptr : peers.data(),
                            static_cast<uint32_t>(peers.size()), &error);
   }
   // Reached, and not passed.
-  bool counted(uint32_t counter, uint64_t exactly) {
+  bool counted(te_handle counter, uint64_t exactly) {
     return wait(counter, exactly) == TE_OK && value(counter) == exactly;
   }
-  Transfer reached(uint32_t counter, uint64_t at_least, int64_t timeout_ns, std::vector<int32_t> peers = {}) {
+  Transfer reached(te_handle counter, uint64_t at_least, int64_t timeout_ns, std::vector<int32_t> peers = {}) {
     return submit(timeout_ns, [&](int64_t timeout, te_error* why) {
       return te_counter_reached(engine, counter, at_least, timeout, peers.empty() ? nullptr : peers.data(),
                                 static_cast<uint32_t>(peers.size()), why);
@@ -314,8 +314,8 @@ class Player {
   }
 
   // --- transfers ---
-  Transfer write(const Memory& from, uint64_t source, uint32_t remote, uint64_t target, uint64_t length,
-                 uint32_t counter = TE_NONE, uint32_t flags = 0, int64_t timeout_ns = -1) {
+  Transfer write(const Memory& from, uint64_t source, te_handle remote, uint64_t target, uint64_t length,
+                 te_handle counter = TE_NONE, uint32_t flags = 0, int64_t timeout_ns = -1) {
     return submit(timeout_ns, [&](int64_t timeout, te_error* why) {
       return te_write(engine, from.region, source, remote, target, length, counter, flags, timeout, why);
     });
@@ -369,7 +369,7 @@ struct Pair {
 
   Transfer write(uint64_t from, uint64_t to, uint64_t length, bool counted = true, uint32_t flags = 0,
                  int64_t timeout_ns = -1) {
-    return writer.write(source, from, remote, to, length, counted ? remote_counter : uint32_t{TE_NONE}, flags,
+    return writer.write(source, from, remote, to, length, counted ? remote_counter : te_handle{TE_NONE}, flags,
                         timeout_ns);
   }
   bool landed(uint64_t from, uint64_t to, uint64_t length) const {
@@ -380,9 +380,9 @@ struct Pair {
   Player writer, owner;
   Memory& source;
   Memory& target;
-  uint32_t counter = TE_NONE;         // owner's
-  uint32_t remote = TE_NONE;          // writer's
-  uint32_t remote_counter = TE_NONE;  // writer's
+  te_handle counter = TE_NONE;         // owner's
+  te_handle remote = TE_NONE;          // writer's
+  te_handle remote_counter = TE_NONE;  // writer's
 };
 
 // The transports that work here: the simulated one in several characters, then the software fabrics.

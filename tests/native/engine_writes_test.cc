@@ -43,7 +43,7 @@ struct Mirrored {
 };
 
 uint32_t register_span(Player& player, uint8_t* data, uint64_t length) {
-  uint32_t region = TE_NONE;
+  te_handle region = TE_NONE;
   const int32_t status = te_region_register(player.engine, data, length, TE_DEVICE_HOST, 0, &region, &player.error);
   REQUIRE_MESSAGE(status == TE_OK, player.error.message);
   return region;
@@ -212,8 +212,8 @@ TEST_CASE("engine: offsets, strides and indices beyond 4 GiB reach exactly the b
     const uint32_t source_region = register_span(writer, source.data, kFar);
     Memory handle(1);
     handle.region = register_span(owner, target.data, kFar);
-    const uint32_t remote = writer.remote(owner, handle), counter = owner.counter();
-    const uint32_t remote_counter = writer.remote_counter(owner, counter);
+    const te_handle remote = writer.remote(owner, handle), counter = owner.counter();
+    const te_handle remote_counter = writer.remote_counter(owner, counter);
     uint64_t count = 0;
     te_error why{};
     for (const uint64_t edge :
@@ -253,7 +253,7 @@ TEST_CASE("engine: a write longer than 4 GiB moves all of its bytes and counts o
   const uint32_t source_region = register_span(writer, source.data, kLength);
   Memory handle(1);
   handle.region = register_span(owner, target.data, kLength);
-  const uint32_t remote = writer.remote(owner, handle), counter = owner.counter();
+  const te_handle remote = writer.remote(owner, handle), counter = owner.counter();
   te_error why{};
   require_ok({te_write(writer.engine, source_region, 0, remote, 0, kLength, writer.remote_counter(owner, counter), 0,
                        -1, &why),
@@ -277,7 +277,7 @@ TEST_CASE("engine: a region of no bytes takes writes of no bytes, which count") 
     uint64_t count = 0;
     for (const Memory* each : {&nothing, &null}) {
       if (each->region == TE_NONE) continue;
-      const uint32_t remote = pair.writer.remote(pair.owner, *each);
+      const te_handle remote = pair.writer.remote(pair.owner, *each);
       require_ok(pair.writer.write(pair.source, 0, remote, 0, 0, pair.remote_counter));
       CHECK(pair.owner.counted(pair.counter, ++count));
       CHECK(pair.writer.write(pair.source, 0, remote, 0, 1, pair.remote_counter).wait() == TE_ERR_RANGE);
@@ -352,7 +352,7 @@ TEST_CASE("engine: a batch of writes and page lists ends once, after all of it")
                        4};
       } else {
         entry.write = {
-            pair.source.region, pair.remote, i % 4 == 0 ? uint32_t{TE_NONE} : pair.remote_counter, 0, i * 4096,
+            pair.source.region, pair.remote, i % 4 == 0 ? te_handle{TE_NONE} : pair.remote_counter, 0, i * 4096,
             i * 4096,           i * 100};
       }
       entries.push_back(entry);
@@ -384,8 +384,8 @@ TEST_CASE("engine: an engine writes to itself") {
     Memory& target = self.memory(kBytes);
     Random random(1);
     source.fill(random);
-    const uint32_t counter = self.counter();
-    const uint32_t remote = self.remote(self, target), remote_counter = self.remote_counter(self, counter);
+    const te_handle counter = self.counter();
+    const te_handle remote = self.remote(self, target), remote_counter = self.remote_counter(self, counter);
     uint64_t count = 0;
     for (const uint64_t length : {0, 1, 100, 1024, 2048, 5000, 70'000}) {
       require_ok(self.write(source, 11, remote, 13, length, remote_counter));
