@@ -1,13 +1,10 @@
-"""`transfer-engine`: the command line that proves that two nodes, or two processes, can talk.
-
-Exit status: 0 all was right; 1 wrong bytes; 2 wrong usage or settings; 3 a transport is not available; 4 the other side
-was lost, fell silent, or the transport failed; 130 interrupted.
-"""
+"""`transfer-engine`: the command line that proves that two nodes, or two processes, can talk."""
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -24,7 +21,7 @@ from . import plot, reach, report, sweep
 from .doctor.command import doctor
 from .loopback import Progress, run_sweep
 from .results import Exit, TransportResult
-from .runner import Options, chosen_transports, run_transport
+from .runner import Options, chosen_transports, refuse_one_process, run_transport
 from .serve import serve_clients
 from .session import Session
 from .sweep import Row
@@ -49,6 +46,26 @@ class _Address(click.ParamType[te.Address]):
         except te.TransferEngineError as error:
             self.fail(str(error), param, ctx)
 
+
+class _Seconds(click.FloatRange):
+    """A range of seconds. Comparisons let nan pass: here it is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
+
+
+_EXIT_STATUSES = """\b
+Exit status:
+    0  all was right, every byte
+    1  wrong bytes
+    2  wrong usage or settings
+    3  a transport is not available
+    4  the other side was lost or fell silent, or the transport failed
+  130  interrupted
+"""
 
 _LOOPBACK_JSON = """\b
 The document that --json prints; times are in seconds:
@@ -90,7 +107,7 @@ def _common(function: _Function) -> _Function:
         ),
         _nics,
         click.option(
-            "--timeout", "timeout_s", type=click.FloatRange(0.5, 3600), default=30.0, show_default=True,
+            "--timeout", "timeout_s", type=_Seconds(0.5, 3600), default=30.0, show_default=True,
             help="Seconds after which a single step counts as failed.",
         ),
         _as_json,
@@ -100,7 +117,7 @@ def _common(function: _Function) -> _Function:
     return function
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, epilog=_EXIT_STATUSES)
 @click.version_option(te.__version__, prog_name="transfer-engine")
 def group() -> None:
     """Prove and measure what transfer_engine does between two processes or two nodes."""
@@ -122,10 +139,10 @@ def loopback(
     quick: bool,
     flip: str | None,
 ) -> int:
-    """Write, page, batch and message in both directions, and compare every byte.
+    """Write both ways between two processes, and compare every byte.
 
-    Without ADDRESS a second process is started on this machine. With the ADDRESS that `transfer-engine serve` printed
-    on another node, the two nodes are tested.
+    Contiguous writes, batches, paged writes and messages of many lengths. Without ADDRESS a second process is started
+    on this machine. With the ADDRESS that `transfer-engine serve` printed on another node, the two nodes are tested.
 
     Columns: "out" is from this side to the other, "in" the reverse. Latency is from submission to the return of
     wait(), of all pieces of a round; bandwidth is of several rounds in flight, up to the last completion and the
@@ -150,9 +167,7 @@ def loopback(
     "--max-size", "most_bytes", type=click.IntRange(1, 1 << 30), default=64 << 20, show_default=True,
     help="Bytes of the largest write.",
 )  # fmt: skip
-@click.option(
-    "--seconds", type=click.FloatRange(0.01, 60), default=0.2, show_default=True, help="For each measurement."
-)
+@click.option("--seconds", type=_Seconds(0.01, 60), default=0.2, show_default=True, help="For each measurement.")
 @click.option("--bidirectional", is_flag=True, help="Measure both directions at once, too.")
 @click.option(
     "--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.png",
@@ -201,15 +216,16 @@ def bench(
 @click.option("--once", is_flag=True, help="End after the first client.")
 @_as_json
 def serve(transport: str | None, nics: int | str | None, host: str | None, once: bool, as_json: bool) -> int:
-    """Wait for `loopback` and `bench` on another node, one client at a time.
+    """Wait for `loopback` and `bench` on other nodes.
 
-    The first line of standard output is the command to paste there; with --json, {"address": "te1:..."}. Ports are free
-    ones, and part of that address; TE_PORTS=LOW-HIGH keeps them in a range, for firewalls.
+    One client at a time. The first line of standard output is the command to paste there; with --json, {"address":
+    "te1:..."}. Ports are free ones, and part of that address; TE_PORTS=LOW-HIGH keeps them in a range, for firewalls.
     """
     if host is not None:
         if nics is not None:
             raise click.UsageError("--host and --nics both choose the NIC: give one of them")
         transport, nics = transport or "tcp", reach.advertised(host)
+    refuse_one_process(transport or os.environ.get("TE_TRANSPORT"))
     with te.Engine(transport, nics=nics) as engine:
         address = str(engine.address)
         if reach.only_here(engine.address):

@@ -35,8 +35,25 @@ def chosen_transports(asked: tuple[str, ...], address: te.Address | None) -> tup
     """Those asked for, else the address's, else the environment's, else those of any machine.
 
     Raises:
-        ConfigError: the address is of another transport.
+        ConfigError: the address is of another transport, or a transport does not leave the process.
     """
+    chosen = _chosen(asked, address)
+    for transport in chosen:
+        refuse_one_process(transport)
+    return chosen
+
+
+def refuse_one_process(transport: str | None) -> None:
+    """Raises ConfigError for the simulated fabric."""
+    if transport == "sim":
+        raise te.ConfigError(
+            "sim is a simulated fabric inside one process: two processes cannot talk over it",
+            operation="--transport",
+            hint="choose efa, cx7, tcp or shm",
+        )
+
+
+def _chosen(asked: tuple[str, ...], address: te.Address | None) -> tuple[str, ...]:
     if address is not None:
         if asked not in ((), (address.transport,)):
             raise te.ConfigError(

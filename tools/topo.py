@@ -52,10 +52,11 @@ The document that --json prints:
 @click.option("--matrix", is_flag=True, help="Show the distance of every NIC from every GPU, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text for people.")
 def topo(processes: int | None, transport: str | None, recorded: Path | None, matrix: bool, as_json: bool) -> int:
-    """Show which NICs and cores belong to which GPU, and what each process of this node would use.
+    """Show which NICs and cores belong to which GPU.
 
-    Distances are named as `nvidia-smi topo -m` names them: PIX below one PCIe switch, PXB below several, PHB through
-    the host bridge, NODE within a NUMA node, PKG within a processor package, SYS across packages, ? unknown.
+    And so what each process of this node would use. Distances are named as `nvidia-smi topo -m` names them: PIX below
+    one PCIe switch, PXB below several, PHB through the host bridge, NODE within a NUMA node, PKG within a processor
+    package, SYS across packages, ? unknown.
     """
     machine = topology.recorded(recorded) if recorded else topology.discover()
     usable = tuple(gpu.index for gpu in machine.gpus if gpu.unusable is None)
@@ -74,7 +75,21 @@ def topo(processes: int | None, transport: str | None, recorded: Path | None, ma
         click.echo(json.dumps(_document(machine, found, processes), indent=2))
     else:
         _show(report.console(), machine, found, processes, matrix=matrix)
+        for text in _absent(machine, transport, matrix=matrix):
+            click.echo(f"note: {text}")
     return 0
+
+
+def _absent(machine: Topology, transport: str | None, *, matrix: bool) -> list[str]:
+    """What was asked for and is not here."""
+    kind = {"efa": "EFA", "cx7": "ConnectX"}.get(transport or "")
+    texts = []
+    if kind and not any(nic.for_rdma and nic.model.startswith("1d0f:") == (transport == "efa") for nic in machine.nics):
+        texts.append(f"--transport {transport}: no {kind} device is here, so no NIC can be planned for it")
+    if matrix and not (machine.gpus and machine.nics):
+        missing = " and no ".join(name for name, here in (("GPU", machine.gpus), ("NIC", machine.nics)) if not here)
+        texts.append(f"--matrix: no {missing} is here, so there are no distances to show")
+    return texts
 
 
 def _document(machine: Topology, found: Plan, processes: int) -> dict[str, Any]:

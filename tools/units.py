@@ -18,38 +18,43 @@ def size(length: int) -> str:
 
 
 def seconds(*values: float | None) -> str:
-    """Durations with one unit for all: "12.3/13.1 µs"."""
-    known = [value for value in values if value is not None]
-    scale, unit = 1.0, "s"
-    for limit, factor, name in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
-        if known and max(known) < limit:
-            scale, unit = factor, name
-            break
-    return _joined([value if value is None else value * scale for value in values], unit)
+    """Durations, each in the unit that suits it: "12.3/13.1 µs", "48 µs / 2.17 ms"."""
+    return _joined([_scaled(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))) for value in values])
 
 
 def bandwidth(*values: float | None) -> str:
-    """Bytes per second with one decimal unit for all: "1.23/1.19 GB/s"."""
-    return _decimal(values, "B/s")
+    """Bytes per second, each in its decimal unit: "1.23/1.19 GB/s", "1.23 GB/s / 987 MB/s"."""
+    return _joined([_scaled(value, _decimal("B/s")) for value in values])
 
 
 def rate(*values: float | None) -> str:
     """Operations per second: "1.23 M/s"."""
-    return _decimal(values, "/s")
+    return _joined([_scaled(value, _decimal("/s")) for value in values])
 
 
-def _decimal(values: tuple[float | None, ...], unit: str) -> str:
-    known = [value for value in values if value is not None]
-    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if known and max(known) >= factor:
-            return _joined([value if value is None else value / factor for value in values], prefix + unit)
-    return _joined(list(values), unit)
+_Units = tuple[tuple[float, str], ...]
 
 
-def _joined(values: list[float | None], unit: str) -> str:
-    if all(value is None for value in values):
+def _decimal(unit: str) -> _Units:
+    return (1e9, f"G{unit}"), (1e6, f"M{unit}"), (1e3, f"k{unit}"), (1.0, unit)
+
+
+def _scaled(value: float | None, units: _Units) -> tuple[str, str] | None:
+    """Digits and unit, the largest of which the value is at least one; below all of them the last."""
+    if value is None:
+        return None
+    factor, unit = next((entry for entry in units if value >= entry[0]), units[-1])
+    return _digits(value / factor), unit
+
+
+def _joined(texts: list[tuple[str, str] | None]) -> str:
+    """With one unit at the end where all have the same."""
+    names = {text[1] for text in texts if text}
+    if not names:
         return "-"
-    return "/".join("-" if value is None else _digits(value) for value in values) + f" {unit}"
+    if len(names) == 1:
+        return "/".join(text[0] if text else "-" for text in texts) + f" {names.pop()}"
+    return " / ".join(" ".join(text) if text else "-" for text in texts)
 
 
 def _digits(value: float) -> str:

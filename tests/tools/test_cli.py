@@ -231,6 +231,13 @@ def test_a_flipped_byte_fails_the_command_with_json_too() -> None:
         (["loopback"], {"TE_POLLING": "often"}, "TE_POLLING"),
         (["loopback", "te1:nonsense"], {}, "Address: "),
         (["loopback", "--timeout", "0"], {}, "--timeout"),
+        (["loopback", "--timeout", "nan"], {}, "nan"),
+        (["bench", "--seconds", "nan"], {}, "nan"),
+        (["bench", "--seconds", "inf"], {}, "inf"),
+        (["loopback", "--transport", "tcp", "--transport", "sim"], {}, "inside one process"),
+        (["bench", "--transport", "sim"], {}, "inside one process"),
+        (["serve", "--transport", "sim"], {}, "inside one process"),
+        (["serve"], {"TE_TRANSPORT": "sim"}, "inside one process"),
         (["loopback", "--no-such-option"], {}, "--no-such-option"),
         (["serve", "--transport", "carrier-pigeon"], {}, "'carrier-pigeon' is not allowed"),
         (["no-such-command"], {}, "no-such-command"),
@@ -241,6 +248,14 @@ def test_wrong_usage_is_explained(arguments: list[str], environment: dict[str, s
     assert done.returncode == 2
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_help_shows_whole_descriptions_and_the_exit_statuses() -> None:
+    done = run("--help", COLUMNS="80")
+    assert done.returncode == 0
+    assert "..." not in done.stdout.partition("Commands:")[2]
+    for status in (0, 1, 2, 3, 4, 130):
+        assert f"\n{status:>7}  " in done.stdout
 
 
 def test_a_transport_other_than_the_addresss_is_refused() -> None:

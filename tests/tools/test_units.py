@@ -27,21 +27,29 @@ def test_lengths(length: int, text: str) -> None:
     [
         ((2.5e-8,), "25 ns"),
         ((1.234e-5,), "12.3 µs"),
-        ((1.2e-5, 1.5e-3), "0.012/1.5 ms"),
+        ((1.2e-5, 1.34e-5), "12/13.4 µs"),
+        ((4.8e-5, 2.17e-3), "48 µs / 2.17 ms"),
         ((2.0, None), "2/- s"),
+        ((2e-3, None, 2.0), "2 ms / - / 2 s"),
         ((None, None), "-"),
         ((0.0,), "0 ns"),
     ],
 )
-def test_durations_share_one_unit(values: tuple[float | None, ...], text: str) -> None:
+def test_durations_share_a_unit_where_it_suits_all(values: tuple[float | None, ...], text: str) -> None:
     assert units.seconds(*values) == text
 
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [((1.234e9, 9.87e8), "1.23/0.987 GB/s"), ((12.3e6,), "12.3 MB/s"), ((999.0,), "999 B/s"), ((0.0,), "0 B/s")],
+    [
+        ((1.234e9, 1.19e9), "1.23/1.19 GB/s"),
+        ((1.234e9, 9.87e8), "1.23 GB/s / 987 MB/s"),
+        ((12.3e6,), "12.3 MB/s"),
+        ((999.0,), "999 B/s"),
+        ((0.0,), "0 B/s"),
+    ],
 )
-def test_bandwidths_share_one_unit(values: tuple[float, ...], text: str) -> None:
+def test_bandwidths_share_a_unit_where_it_suits_all(values: tuple[float, ...], text: str) -> None:
     assert units.bandwidth(*values) == text
 
 

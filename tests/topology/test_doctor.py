@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from machines import CONNECTX7, Branch, Machine, gpu, nic, standard
+from machines import CONNECTX7, EFA, Branch, Machine, gpu, nic, standard
 from transfer_engine.tools.doctor import command, examine, limits
 from transfer_engine.tools.doctor.examine import Report
 from transfer_engine.tools.doctor.findings import Finding, Severity
@@ -23,6 +23,7 @@ from transfer_engine.tools.doctor.host import ChildFailed, Host
 from trees import put, write_tree
 
 import transfer_engine as te
+from transfer_engine import topology
 
 
 class FakeHost(Host):
@@ -47,6 +48,8 @@ class FakeHost(Host):
         return next(((name, "") for name in names if name in self.libraries), (None, "no such file"))
 
     def child(self, *arguments: str) -> dict[str, Any]:
+        if arguments[0] == "engine":
+            return dict(self.answers.get("engine", {"transport": "tcp", "nics": ["eth0"], "core": None}))
         if arguments[0] == "probe":
             reason = "libfabric.so.1 not found"
             return {"unavailable": reason} if arguments[1] != "sim" else {"provider": "sim", "library": "built in"}
@@ -142,11 +145,11 @@ PROGRAM = (
 )
 
 
-def run_alone(**more: Any) -> dict[str, dict[str, Any]]:
+def run_alone(status: int = 0, **more: Any) -> dict[str, dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, "--json"], capture_output=True, text=True, timeout=100, check=False, **more
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return {finding["id"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
@@ -164,7 +167,63 @@ def test_a_missing_libfabric_is_named_with_what_it_costs() -> None:
     assert found["libfabric.library"]["severity"] == "warning"
     assert "libno-such-fabric" in found["libfabric.library"]["what"]
     assert found["transport.default"]["severity"] == "problem"
-    assert "install libfabric" in found["transport.tcp"]["remedy"]
+    for name in ("libfabric.library", "transport.tcp", "transport.shm", "transport.default"):
+        assert "TE_LIBFABRIC" in found[name]["remedy"]
+        assert "install" not in found[name]["what"] + found[name]["remedy"]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("TE_NICS", "nope", "NIC nope: no such network interface"),
+        ("TE_CORE", "4000", "core is 4000"),
+        ("TE_SIM", "foo=1", '"foo" is unknown'),
+        ("TE_POLLING", "often", "one of auto, busy, adaptive"),
+    ],
+)
+def test_settings_that_refuse_every_engine_are_named(variable: str, value: str, text: str) -> None:
+    environment = {name: given for name, given in os.environ.items() if not name.startswith("TE_")}
+    found = run_alone(status=2, env={**environment, variable: value})
+    [problem] = [finding for finding in found.values() if finding["severity"] == "problem"]
+    assert problem["id"].startswith("settings.")
+    assert text in problem["what"]
+    assert variable in problem["what"] + problem["remedy"]
+
+
+@pytest.mark.multiprocess
+def test_a_provider_that_is_not_there_is_named() -> None:
+    found = run_alone(env={**os.environ, "TE_TCP_PROVIDER": "foo"})
+    finding = found["transport.tcp"]
+    assert "TE_TCP_PROVIDER=foo" in finding["what"]
+    assert "unset it" in finding["remedy"]
+    assert "install" not in finding["remedy"]
+
+
+@pytest.mark.multiprocess
+def test_the_transport_of_the_environment_is_wanted() -> None:
+    if _works("efa"):
+        pytest.skip("efa works here")
+    found = run_alone(status=3, env={**os.environ, "TE_TRANSPORT": "efa"})
+    assert found["transport.efa"]["severity"] == "problem"
+    assert "TE_TRANSPORT" in found["transport.efa"]["what"]
+
+
+def test_an_engine_that_opens_is_fine_and_doctor_agrees_with_topo(here: Report) -> None:
+    found = by_id(here)
+    assert found["settings.engine"].severity is Severity.OK
+    assert found["settings.engine"].facts["transport"] in found["transport.default"].what
+    assert found["libfabric.library"].facts["tcp_provider"] == te.probe("tcp")["provider"]
+    if found["topology.hwloc"].severity is Severity.OK:
+        assert topology.discover().source == f"hwloc {found['topology.hwloc'].facts['version']}"
+
+
+def test_what_this_machine_cannot_have_is_not_advised(on: Callable[..., FakeHost]) -> None:
+    finding = by_id(examine.examine((), on()))["transport.efa"]
+    assert finding.what == "efa does not work here: no EFA device is here"
+    assert finding.remedy.startswith("nothing, unless")
+    host = on(Machine([Branch([nic(0, EFA)], 0)]), libfabric={"version": "1.17.0", "file": "", "providers": {}})
+    assert "EFA installer" in by_id(examine.examine((), host))["transport.efa"].remedy
 
 
 def in_a_child(prepare: Callable[[], None]) -> dict[str, dict[str, Any]]:

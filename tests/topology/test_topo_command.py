@@ -48,6 +48,16 @@ def test_what_is_not_used_is_shown_with_the_reason(tmp_path: Path) -> None:
     assert "1 NIC for 2 GPUs" in text
 
 
+def test_what_was_asked_for_and_is_not_there_is_said(tmp_path: Path) -> None:
+    bare = str(Machine([]).write_xml(tmp_path / "bare.xml"))
+    assert "no GPU and no NIC is here" in run("--xml", bare, "--matrix")
+    assert "no EFA device is here" in run("--xml", bare, "--transport", "efa")
+    mellanox = str(Machine([Branch([nic(0)], 0)]).write_xml(tmp_path / "mellanox.xml"))
+    assert "no GPU is here" in run("--xml", mellanox, "--matrix")
+    assert "no EFA device is here" in run("--xml", mellanox, "--transport", "efa")
+    assert "note: " not in run("--xml", mellanox, "--transport", "cx7")
+
+
 def test_the_number_of_processes_comes_from_the_option_or_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,19 @@ def probe(transport: str) -> dict[str, Any]:
         return {"unavailable": cause.message}
 
 
+def engine(transport: str) -> dict[str, Any]:
+    """Opens an engine with the settings of the environment and closes it; "" is the transport that it would choose."""
+    import transfer_engine as te
+
+    try:
+        with te.Engine(transport or None) as opened:
+            return {"transport": opened.transport, "nics": list(opened.nics), "core": opened.describe()["core"]}
+    except te.TransportUnavailable as cause:
+        return {"unavailable": cause.message}
+    except te.TransferEngineError as cause:
+        return {"refused": cause.message, "hint": cause.hint}
+
+
 # --- libfabric: only what has not moved since 1.0 is read -----------------------------------------------------------
 
 
@@ -158,6 +171,7 @@ def read_from(argument: str) -> dict[str, Any]:
 
 LOOKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "cuda": cuda,
+    "engine": engine,
     "libfabric": libfabric,
     "probe": probe,
     "read_from": read_from,

@@ -24,14 +24,17 @@ The document that --json prints:
 @click.command(epilog=_JSON)
 @click.option(
     "--transport", "wanted", multiple=True, type=click.Choice(TRANSPORTS),
-    help="Must work: the exit status is 3 when it does not. May be repeated.",
+    help="Must work: the exit status is 3 when it does not. May be repeated.  [default: $TE_TRANSPORT]",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text for people.")
 def doctor(wanted: tuple[str, ...], as_json: bool) -> int:
-    """Say what is here, what is missing, what that costs, and what to do about it.
+    """Say what is here, what is missing, and what to do about it.
 
     Looks at libfabric and its providers, RDMA devices, CUDA and GPUs, GDRCopy, memory limits, huge pages, shared
-    memory, CPUs, NUMA, hwloc and the settings in the environment. Changes nothing and needs no privileges.
+    memory, CPUs, NUMA, hwloc and the settings in the environment, with which it opens an engine and closes it. Changes
+    nothing and needs no privileges.
+
+    Exit status: 0; 2 when the settings refuse every engine; 3 when a transport that must work does not.
     """
     found = examine(wanted)
     if as_json:

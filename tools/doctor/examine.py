@@ -13,7 +13,7 @@ from transfer_engine.topology import Topology
 from transfer_engine.topology.sysfs import names_in
 
 from ..results import Exit
-from . import gpus, limits, places, rdma, transports
+from . import gpus, limits, places, rdma, transports, variables
 from .findings import Finding, Severity, fine, note
 from .host import Host
 
@@ -34,33 +34,37 @@ class Report:
 
 
 def examine(wanted: Collection[str] = (), host: Host | None = None) -> Report:
-    """Looks at everything. Never raises.
+    """Looks at everything. Never raises. The status is 2 when the settings in the environment refuse every engine.
 
     Args:
-        wanted: transports that must work: the status is 3 when one of them does not.
+        wanted: transports that must work, and that of TE_TRANSPORT: the status is 3 when one of them does not.
         host: what is looked at; None: this machine.
     """
     host = host or Host()
+    chosen = host.environment.get("TE_TRANSPORT", "")
+    wanted = {*wanted, chosen} & set(TRANSPORTS)
     found = _attempt("topology.discovery", host.topology)
     machine = found if isinstance(found, Topology) else Topology(source="nothing")
     findings = [_versions(host)]
     findings += [found] if isinstance(found, Finding) else []
     wants_rdma = bool({"efa", "cx7"} & set(wanted))
-    host.take(("libfabric",), ("cuda",), *(("probe", transport) for transport in TRANSPORTS))
+    host.take(("libfabric",), ("cuda",), ("engine", ""), *(("probe", transport) for transport in TRANSPORTS))
     has_rdma = bool(names_in(host.path("/sys/class/infiniband")))
     looks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
-        ("transport.look", lambda: transports.look(host, wanted)),
+        ("transport.look", lambda: transports.look(host, machine, wanted)),
         ("verbs.look", lambda: rdma.look(host, machine, wanted=wants_rdma)),
         ("gpu.look", lambda: gpus.look(host, machine)),
         ("memory.look", lambda: limits.look(host, machine, rdma=has_rdma)),
         ("topology.look", lambda: places.look(host, machine)),
+        ("settings.look", lambda: variables.look(host)),
     )
     for name, look in looks:
         result = _attempt(name, look)
         findings += result if isinstance(result, list) else [result]
     working = {finding.id for finding in findings if finding.severity is Severity.OK}
-    broken = [transport for transport in wanted if f"transport.{transport}" not in working]
-    return Report(tuple(findings), Exit.UNAVAILABLE if broken else Exit.OK)
+    broken = any(f"transport.{transport}" not in working for transport in wanted)
+    refused = any(finding.area == "settings" and finding.severity is Severity.PROBLEM for finding in findings)
+    return Report(tuple(findings), Exit.USAGE if refused else Exit.UNAVAILABLE if broken else Exit.OK)
 
 
 def _versions(host: Host) -> Finding:

@@ -195,7 +195,7 @@ def _cpus(host: Host) -> Finding:
             "cpu.allowed",
             what,
             "busy polling takes one CPU an engine: two engines leave nothing for Python",
-            'keep polling="adaptive", or allow more CPUs',
+            'leave polling at "auto" and core unset, so that workers sleep when idle, or allow more CPUs',
             **facts,
         )
     return fine("cpu.allowed", what, **facts)

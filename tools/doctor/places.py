@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import Any, cast
+from typing import Any
 
-from transfer_engine.settings import Settings
 from transfer_engine.topology import Topology, hwloc
 from transfer_engine.topology.policy import plan
 from transfer_engine.topology.sysfs import names_in, read_number, read_text
 from transfer_engine.topology.words import count
 
-from .findings import Finding, fine, note, warning
+from .findings import Finding, fine, note
 from .host import Host
-
-_OTHER_VARIABLES = {
-    "TE_CLUSTER_TOKEN", "TE_CLUSTER_TOKEN_FILE", "TE_HWLOC", "TE_LIBFABRIC", "TE_RENDEZVOUS", "TE_TCP_PROVIDER",
-}  # fmt: skip
 
 
 def look(host: Host, topology: Topology) -> list[Finding]:
     """Everything that has to do with where things are."""
-    return [_hwloc(), *_locality(topology), _interfaces(host), *_variables(host)]
+    return [_hwloc(), *_locality(topology), _interfaces(host)]
 
 
 def _hwloc() -> Finding:
     try:
-        _, version = hwloc.load()
+        _, version, _ = hwloc.export()  # the library's version, as `topo` shows it
     except hwloc.HwlocUnavailable as cause:
         return note(
             "topology.hwloc",
@@ -34,7 +28,7 @@ def _hwloc() -> Finding:
             "the topology is read from sysfs alone, which suffices on most machines",
             "install libhwloc15 (Debian, Ubuntu) or hwloc-libs (others)",
         )
-    return fine("topology.hwloc", f"hwloc is here (interface {version})", version=version)
+    return fine("topology.hwloc", f"hwloc {version} is here", version=version)
 
 
 def _locality(topology: Topology) -> list[Finding]:
@@ -75,39 +69,3 @@ def _interfaces(host: Host) -> Finding:
         )
     details = ", ".join(f"{name} (MTU {found[name]['mtu']})" for name in up)
     return fine("network.interfaces", f"network interfaces: {details}", interfaces=found)
-
-
-def _variables(host: Host) -> list[Finding]:
-    """Settings in the environment that have no effect: mistyped ones, and values that are refused."""
-    findings = []
-    rows = {row["variable"]: row["name"] for row in Settings.table()}
-    known = {*rows, *_OTHER_VARIABLES}
-    for variable in sorted(host.environment):
-        if not variable.startswith("TE_") or variable in known or variable.startswith("TE_TEST"):
-            continue
-        close = _closest(variable, known)
-        if close:
-            findings.append(
-                warning(
-                    f"settings.{variable}",
-                    f"{variable} is set, but is no setting",
-                    "it has no effect",
-                    f"did you mean {close}?",
-                )
-            )
-    for variable, name in rows.items():
-        value = host.environment.get(variable)
-        if value is None:
-            continue
-        try:
-            Settings(**cast(Any, {name: value}))
-        except Exception as cause:  # noqa: BLE001 - whatever is wrong with it, that is the finding
-            text = str(getattr(cause, "message", cause)).partition(": ")[2]
-            findings.append(
-                warning(f"settings.{variable}", f"{variable}: {text}", "every engine is refused", "correct or unset it")
-            )
-    return findings
-
-
-def _closest(variable: str, known: set[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(variable, known, n=1, cutoff=0.8)), None)

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from transfer_engine.topology.words import count
+
 from .examine import Report
 from .findings import Finding, Severity
 
@@ -49,4 +51,4 @@ def _text(finding: Finding) -> str:
 def _summary(findings: Iterable[Finding]) -> str:
     severities = [finding.severity for finding in findings]
     counts = [(severities.count(one), one.name.lower()) for one in sorted(Severity, reverse=True) if one in severities]
-    return "[bold]" + ", ".join(f"{count} {name}" for count, name in counts) + "[/]"
+    return "[bold]" + ", ".join(f"{n} ok" if name == "ok" else count(n, name) for n, name in counts) + "[/]"

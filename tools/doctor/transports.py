@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import transfer_engine as te
+from transfer_engine.topology import Topology
 
 from .findings import Finding, Severity, fine, note, problem, warning
 from .host import ChildFailed, Host
 
 _INSTALL = "install libfabric1 (Debian, Ubuntu), libfabric (others), or AWS's EFA installer"
-_BEST_TCP = ("tcp", "net", "tcp;ofi_rxm")  # `net` became `tcp` in libfabric 1.18
+_AMAZON = "1d0f:"
 
 _WHAT_IT_COSTS = {
     "efa": "AWS EFA cannot be used",
@@ -21,17 +22,19 @@ _WHAT_IT_COSTS = {
 }
 
 
-def look(host: Host, wanted: Collection[str]) -> list[Finding]:
+def look(host: Host, topology: Topology, wanted: Collection[str]) -> list[Finding]:
     """First libfabric, then each transport; those in `wanted` must work.
 
     Args:
         host: what is looked at.
+        topology: of the machine: whether it has EFA devices.
         wanted: transports that were asked for.
     """
+    has_efa = any(nic.model.startswith(_AMAZON) for nic in topology.nics if nic.for_rdma)
     findings = [_libfabric(host)]
     working = []
     for transport in ("efa", "cx7", "tcp", "shm", "sim"):
-        found = _transport(host, transport, transport in wanted)
+        found = _transport(host, transport, transport in wanted, has_efa)
         findings.append(found)
         working += [transport] if found.severity is Severity.OK else []
     real = [transport for transport in working if transport != "sim"]
@@ -43,7 +46,7 @@ def look(host: Host, wanted: Collection[str]) -> list[Finding]:
                 "transport.default",
                 "no transport but the simulated one works here",
                 "engines can only talk within one process",
-                _INSTALL,
+                _get_library(host),
                 working=working,
             )
         )
@@ -63,14 +66,14 @@ def _libfabric(host: Host) -> Finding:
     if "missing" in found:
         return warning(
             "libfabric.library",
-            f"libfabric cannot be loaded ({found['missing']})",
+            f"{_named(host)} cannot be loaded ({found['missing']})",
             "the transports efa, tcp and shm are not there",
-            f"{_INSTALL}, or set TE_LIBFABRIC to the library's path",
+            _get_library(host),
         )
     providers = found["providers"]
     names = ", ".join(sorted(providers)) or "none"
-    best = next((name for name in _BEST_TCP if name in providers), None)
-    facts = {"version": found["version"], "file": found["file"], "providers": providers, "tcp_provider": best}
+    facts = {"version": found["version"], "file": found["file"], "providers": providers}
+    facts["tcp_provider"] = _tcp_provider(host)
     filtered = host.environment.get("FI_PROVIDER")
     if filtered:
         return note(
@@ -83,28 +86,69 @@ def _libfabric(host: Host) -> Finding:
     return fine("libfabric.library", f"libfabric {found['version']} with the providers {names}", **facts)
 
 
-def _transport(host: Host, transport: str, wanted: bool) -> Finding:
+def _named(host: Host) -> str:
+    path = host.environment.get("TE_LIBFABRIC")
+    return f"the libfabric of TE_LIBFABRIC={path}" if path else "libfabric"
+
+
+def _get_library(host: Host) -> str:
+    if host.environment.get("TE_LIBFABRIC"):
+        return "correct TE_LIBFABRIC, the path of a libfabric.so.1, or unset it"
+    return f"{_INSTALL}, or set TE_LIBFABRIC to the library's path"
+
+
+def _tcp_provider(host: Host) -> str | None:
+    """The provider that the tcp transport takes here."""
+    try:
+        return host.probe("tcp")["provider"]
+    except (te.TransportUnavailable, ChildFailed):
+        return None
+
+
+def _transport(host: Host, transport: str, wanted: bool, has_efa: bool) -> Finding:
     name = f"transport.{transport}"
     try:
         found = host.probe(transport)
     except te.TransportUnavailable as cause:
-        reason, remedy = cause.message, ""
+        reason, remedy = _judged(host, transport, cause.message, has_efa)
     except ChildFailed as cause:
         reason, remedy = f"looking for it failed: {cause}", "set FI_LOG_LEVEL=warn and look again"
     else:
         how = f"{transport} works here ({found['provider']}, {found['library']})"
         return fine(name, how, provider=found["provider"], library=found["library"])
-    remedy = remedy or (_INSTALL if "libfabric.so" in reason else _REMEDIES.get(transport, _INSTALL))
     if wanted:
+        by = " (TE_TRANSPORT)" if host.environment.get("TE_TRANSPORT") == transport else ""
         return problem(
-            name, f"{transport} was asked for and does not work: {reason}", _WHAT_IT_COSTS[transport], remedy
+            name, f"{transport} was asked for{by} and does not work: {reason}", _WHAT_IT_COSTS[transport], remedy
         )
     if transport in ("efa", "cx7"):  # most machines have neither
         return note(name, f"{transport} does not work here: {reason}", _WHAT_IT_COSTS[transport], remedy)
     return warning(name, f"{transport} does not work here: {reason}", _WHAT_IT_COSTS[transport], remedy)
 
 
-_REMEDIES = {
-    "efa": "run on an instance with EFA interfaces, with AWS's EFA installer (libfabric 1.18 or later)",
-    "cx7": "see the findings about verbs; transport=tcp works without RDMA",
-}
+def _judged(host: Host, transport: str, reason: str, has_efa: bool) -> tuple[str, str]:
+    """Why a transport is missing, and what to do about it: the first cause comes first."""
+    if "this build has no" in reason:
+        return (
+            reason,
+            f"nothing on this machine: use another build of transfer_engine, or a transport other than {transport}",
+        )
+    if transport == "efa" and not has_efa:
+        return "no EFA device is here", "nothing, unless this is an AWS instance: then give it EFA interfaces"
+    if transport == "cx7":
+        return reason, "see the findings about verbs; transport=tcp works without RDMA"
+    if transport in ("efa", "tcp", "shm") and _is_missing(host):
+        return f"{_named(host)} cannot be loaded", _get_library(host)
+    provider = host.environment.get("TE_TCP_PROVIDER")
+    if transport == "tcp" and provider:
+        return f"TE_TCP_PROVIDER={provider}: {reason}", "correct TE_TCP_PROVIDER (net, tcp, tcp;ofi_rxm), or unset it"
+    if transport == "efa":
+        return reason, "run AWS's EFA installer (libfabric 1.18 or later)"
+    return reason, _get_library(host)
+
+
+def _is_missing(host: Host) -> bool:
+    try:
+        return "missing" in host.child("libfabric")
+    except ChildFailed:
+        return False
