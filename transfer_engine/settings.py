@@ -16,6 +16,7 @@ from .errors import ArgumentTypeError, ConfigError, TransferEngineError
 
 _UNSET: Any = object()
 _MAX_SECONDS = 1e9
+_LEAST_QUEUE_BYTES = 4096  # beside two of the longest messages: as the core has it
 
 # A parser takes an explicit value or the environment's text and returns the field's value; it raises ValueError with
 # the allowed range as its text, or TypeError with the expected type.
@@ -207,7 +208,9 @@ class Settings:
     message_window: int = _setting(32, _integer(4, 1024), "message fragments in flight per peer")
     max_message_bytes: int = _setting(1 << 20, _integer(1, 1 << 30), "bytes: longest message that send() takes")
     message_queue_bytes: int = _setting(
-        8 << 20, _integer(2, 1 << 40), "bytes: unreceived messages held per peer; at least twice max_message_bytes"
+        8 << 20,
+        _integer(1, 1 << 40),
+        "bytes: unreceived messages held per peer; at least twice max_message_bytes, and 4096 more",
     )
     chunk_bytes: int = _setting(0, _integer(0, 1 << 40), "bytes: longest single write posted; 0: the provider's")
     shard_bytes: int = _setting(
@@ -242,12 +245,13 @@ class Settings:
                 object.__setattr__(self, field.name, field.metadata["default"])
             else:
                 object.__setattr__(self, field.name, _parsed(field.metadata["parser"], value, name))
-        if self.message_queue_bytes < 2 * self.max_message_bytes:
+        least = 2 * self.max_message_bytes + _LEAST_QUEUE_BYTES
+        if self.message_queue_bytes < least:
             raise ConfigError(
-                f"message_queue_bytes is {self.message_queue_bytes}, but must be at least twice max_message_bytes, "
-                f"which is {self.max_message_bytes}",
+                f"message_queue_bytes is {self.message_queue_bytes}; with max_message_bytes {self.max_message_bytes} "
+                f"it must be at least {least}: twice as much, and {_LEAST_QUEUE_BYTES} more",
                 operation="Settings",
-                hint=f"raise message_queue_bytes to {2 * self.max_message_bytes}, or lower max_message_bytes",
+                hint=f"raise message_queue_bytes to {least}, or lower max_message_bytes",
             )
 
     @classmethod
