@@ -99,6 +99,7 @@ struct Session {
 enum class Fate : uint32_t { kMayReturn, kRestarted, kClosed };
 inline constexpr const char* kRestartedText =
     "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now";
+inline constexpr const char* kDeadText = "the peer's process has ended";
 inline constexpr const char* kClosedText = "the peer closed its engine: a new one has a new address";
 
 struct Peer {

@@ -99,7 +99,7 @@ void Worker::resolve_doubts() {
   for (Peer* peer : peers) {
     Session& s = peer->session;
     const Death death = peer->connected() ? provider_.death_of(0, s.paths[0]) : Death::kNotProven;
-    if (death == Death::kProven) lose(*peer, Status::kPeerLost, "the peer's process has ended");
+    if (death == Death::kProven) lose(*peer, Status::kPeerLost, kDeadText);
     else if (death == Death::kAsking && now_ < s.doubt_until) continue;
     peer->session.doubt_until = 0;
     std::erase(doubted_, peer);

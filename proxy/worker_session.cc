@@ -121,7 +121,8 @@ void Worker::service_session(Peer& peer) {
       return lose(peer, Status::kPeerUnreachable, why);
     }
     // An address comes from an engine that was there: when nobody has it any more, nobody will.
-    if (s.hello_wait > 2 * kFirstHelloWait && provider_.death_of(0, s.paths[0]) == Death::kProven)
+    const int64_t since = now_ - (s.deadline - settings_.connect_timeout_ns);
+    if (since > 2 * kFirstHelloWait && provider_.death_of(0, s.paths[0]) == Death::kProven)
       return lose(peer, Status::kPeerUnreachable, "nobody is there: the process that had this address has ended");
     if (now_ >= s.hello_at) send_hello(peer, false);
     return;
@@ -137,6 +138,9 @@ void Worker::service_session(Peer& peer) {
                   static_cast<double>(std::max(silence, speechless)) * 1e-9);
     return lose(peer, Status::kPeerLost, why);
   }
+  if (s.ping_out && now_ - s.ping_at > settings_.peer_timeout_ns / 12 &&
+      provider_.death_of(0, s.paths[0]) == Death::kProven)
+    return lose(peer, Status::kPeerLost, kDeadText);
   if (speechless > settings_.peer_timeout_ns / 4 && (!s.ping_out || now_ - s.ping_at > settings_.peer_timeout_ns / 4)) {
     if (post_unsequenced(peer, MessageType::kPing)) provider_.ring_doorbells();
     s.ping_out = true;
