@@ -33,8 +33,8 @@ def test_every_setting_reaches_the_core(monkeypatch: pytest.MonkeyPatch) -> None
         "close_timeout_s": 4.25, "polling": "busy", "spin_s": 0.25, "core": 3, "operations": 64,
         "operations_per_peer": 17, "nic_depth": 18, "peer_depth": 19, "immediate_window": 20, "assembly_slots": 21,
         "message_window": 22, "max_message_bytes": 23, "message_queue_bytes": 4142, "chunk_bytes": 25,
-        "shard_bytes": 26, "page_immediates": "last", "max_peers": 27, "max_regions": 28, "max_counters": 29, "ports": (30, 31),
-        "bursts": 32, "identity": bytes(range(16)), "sim": "seed=2",
+        "shard_bytes": 26, "page_immediates": "last", "max_peers": 27, "max_regions": 28, "max_counters": 29,
+        "ports": (30, 31), "bursts": 32, "identity": bytes(range(16)), "sim": "seed=2",
     }  # fmt: skip
     assert set(values) == {field.name for field in dataclasses.fields(te.Settings)}
     native, _alive = to_native(te.Settings(**values))
