@@ -117,7 +117,8 @@ Error Engine::start() {
     slab_parts_.reset(new Part[uint64_t{2} * v.operations * nic_count_]);
     for (uint32_t i = 0; i < 2 * v.operations; ++i) slab_[i].part = &slab_parts_[uint64_t{i} * nic_count_];
   }
-  peer_capacity_ = std::min<uint32_t>(65536, v.max_peers * 16);  // entries stay after a peer has gone
+  peer_capacity_ =
+      std::min<uint32_t>(65536, v.max_peers * 16);  // entries stay after a peer has gone, until room is needed
   peers_.reset(new std::atomic<Peer*>[peer_capacity_]);
   for (uint32_t i = 0; i < peer_capacity_; ++i) peers_[i].store(nullptr, std::memory_order_relaxed);
   worker_ = std::make_unique<Worker>(this);
@@ -197,6 +198,14 @@ Error Engine::check_address(const te_address& address) const {
 }
 
 Error Engine::peer(const te_address& address, int32_t* index) {
+  for (int attempt = 0;; ++attempt) {
+    Error error = find_or_add_peer(address, index);
+    if (error.status() != Status::kExhausted || attempt == 2) return error;
+    sweep_remotes();
+  }
+}
+
+Error Engine::find_or_add_peer(const te_address& address, int32_t* index) {
   if (Error e = check_address(address)) return e;
   const std::string key = peer_key(address.identity, address.generation);
   const std::lock_guard lock(peers_mutex_);
@@ -205,27 +214,64 @@ Error Engine::peer(const te_address& address, int32_t* index) {
     *index = found->second;
     return {};
   }
-  const uint32_t count = peer_count_.load(std::memory_order_relaxed);
-  if (count == peer_capacity_)
-    return Error(Status::kExhausted, format("%u peers are known, which is all that max_peers allows for", count));
+  uint32_t slot, reuse = 0;
+  if (peer_count_.load(std::memory_order_relaxed) < peer_capacity_) {
+    slot = peer_count_.load(std::memory_order_relaxed);
+  } else if (!free_peers_.empty()) {
+    slot = free_peers_.front().first;
+    reuse = free_peers_.front().second;
+    free_peers_.pop_front();
+  } else {
+    return Error(Status::kExhausted,
+                 format("%u peers are known and in use, which is all that max_peers allows for", peer_capacity_));
+  }
   auto* peer = new Peer;
-  peer->index = static_cast<int32_t>(count);
+  peer->index = static_cast<int32_t>(slot | reuse << kPeerSlotBits);
   peer->address = address;
-  peers_[count].store(peer, std::memory_order_release);
-  peer_count_.store(count + 1, std::memory_order_release);
+  peers_[slot].store(peer, std::memory_order_release);
+  if (reuse == 0) peer_count_.store(slot + 1, std::memory_order_release);
   peer_by_key_.emplace(key, peer->index);
   *index = peer->index;
   return {};
 }
 
+// The worker has made sure that nothing points to it any more but what may look at its address and fate.
+void Engine::retire_peer(Peer* peer) {
+  const std::lock_guard lock(peers_mutex_);
+  const uint32_t slot = static_cast<uint32_t>(peer->index) & kPeerSlotMask;
+  const uint32_t reuse = (static_cast<uint32_t>(peer->index) >> kPeerSlotBits) + 1;
+  peer_by_key_.erase(peer_key(peer->address.identity, peer->address.generation));
+  peers_[slot].store(nullptr, std::memory_order_release);
+  retired_peers_.emplace_back(peer);
+  free_peers_.emplace_back(slot, reuse > kPeerReuseMask ? 1 : reuse);
+}
+
+uint32_t Engine::live_peers() const {
+  const std::lock_guard lock(peers_mutex_);
+  return static_cast<uint32_t>(peer_by_key_.size());
+}
+
 Peer* Engine::peer_at(int32_t index) const {
-  if (index < 0 || static_cast<uint32_t>(index) >= peer_capacity_) return nullptr;
-  return peers_[index].load(std::memory_order_acquire);
+  const uint32_t slot = static_cast<uint32_t>(index) & kPeerSlotMask;
+  if (index < 0 || slot >= peer_capacity_) return nullptr;
+  Peer* peer = peers_[slot].load(std::memory_order_acquire);
+  return peer != nullptr && peer->index == index ? peer : nullptr;
+}
+
+// An index that was given out once, and whose peer has been forgotten since; or one that never was.
+Error Engine::no_peer(int32_t index) const {
+  const uint32_t slot = static_cast<uint32_t>(index) & kPeerSlotMask;
+  const Peer* now = index < 0 || slot >= peer_capacity_ ? nullptr : peers_[slot].load(std::memory_order_acquire);
+  const bool later = now != nullptr && index > now->index;  // than any that this slot has had
+  if (index < 0 || slot >= peer_count_.load(std::memory_order_acquire) || later)
+    return Error(Status::kArgument, format("no peer has index %d", index));
+  return Error(Status::kPeerLost,
+               "the peer was lost or had parted, and was forgotten to make room: use its address again");
 }
 
 Error Engine::describe_peer(int32_t index, te_peer_info* out) {
   const Peer* peer = peer_at(index);
-  if (peer == nullptr) return Error(Status::kArgument, format("no peer has index %d", index));
+  if (peer == nullptr) return no_peer(index);
   *out = te_peer_info{};
   out->address = peer->address;
   out->state = peer->state.load(std::memory_order_acquire);
@@ -246,7 +292,7 @@ Error Engine::describe_peer(int32_t index, te_peer_info* out) {
 te_transfer* Engine::peer_operation(OperationKind kind, int32_t index, int64_t timeout_ns, Error* error) {
   Peer* peer = peer_at(index);
   if (peer == nullptr) {
-    *error = Error(Status::kArgument, format("no peer has index %d", index));
+    *error = no_peer(index);
     return nullptr;
   }
   int64_t bound = timeout_or_default(timeout_ns);
@@ -332,7 +378,7 @@ void Engine::statistics(te_stats* out) {
   out->regions = regions_.live();
   out->remote_regions = remote_regions_.live();
   out->counters = counters_.live();
-  out->peers = peer_count_.load(std::memory_order_relaxed);
+  out->peers = live_peers();
 }
 
 // --- messages ----------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -82,7 +83,7 @@ class Engine {
   Error remote_counter(const te_counter_descriptor& descriptor, te_handle* handle);
 
   Error peer(const te_address& address, int32_t* index);
-  Peer* peer_at(int32_t index) const;
+  Peer* peer_at(int32_t index) const;  // null also once it was forgotten
   Error describe_peer(int32_t index, te_peer_info* out);
   te_transfer* peer_operation(OperationKind kind, int32_t index, int64_t timeout_ns, Error* error);
 
@@ -126,6 +127,10 @@ class Engine {
   PageList* take_page_list(uint64_t bytes);
   void retire_page_list(PageList* list);
   Error check_address(const te_address& address) const;
+  Error find_or_add_peer(const te_address& address, int32_t* index);  // kExhausted without having swept
+  void retire_peer(Peer* peer);
+  Error no_peer(int32_t index) const;
+  uint32_t live_peers() const;
   static Error check_fate(const Peer& peer);
   static Error stale(const Remote* entry, te_handle handle, const char* what);
   static Error check_usable(const Remote& remote, const char* what);
@@ -171,8 +176,12 @@ class Engine {
   mutable std::mutex peers_mutex_;
   std::unordered_map<std::string, int32_t> peer_by_key_;  // identity and generation
   std::unique_ptr<std::atomic<Peer*>[]> peers_;
+  // A peer's index is its slot and how often that was used before, so that an index which somebody kept never means another peer.
+  static constexpr uint32_t kPeerSlotBits = 16, kPeerSlotMask = (1u << kPeerSlotBits) - 1, kPeerReuseMask = 0x7FFF;
   uint32_t peer_capacity_ = 0;
-  std::atomic<uint32_t> peer_count_{0};
+  std::atomic<uint32_t> peer_count_{0};                   // slots ever used
+  std::deque<std::pair<uint32_t, uint32_t>> free_peers_;  // slot and reuse; peers_mutex_
+  std::vector<std::unique_ptr<Peer>> retired_peers_;      // others may still look at their addresses
   std::unordered_map<std::string, te_handle> remote_region_by_key_,
       remote_counter_by_key_;  // peer index and serial; remotes_mutex_
   std::mutex remotes_mutex_;

@@ -141,8 +141,10 @@ te_handle Engine::find_or_add(Table<T>& table, std::unordered_map<std::string, t
   const std::string key = remote_key(peer, serial);
   const std::lock_guard lock(remotes_mutex_);
   if (const auto found = known.find(key); found != known.end()) return found->second;
+  Peer* const owner = peer_at(peer);
+  if (owner == nullptr) return TE_NONE;
   const T* remote = table.add([&](T& r) {
-    r.peer = peer_at(peer);
+    r.peer = owner;
     r.serial = serial;
     r.in_flight = r.operations = 0;
     r.listed = r.revoke_pending = r.exhausted = false;
@@ -195,7 +197,9 @@ Error Engine::patiently(const te_address& owner, uint32_t capacity, const char* 
                         te_handle* handle, F&& find) {
   int32_t index = -1;
   if (Error e = peer(owner, &index)) return e;
-  if (Error e = check_fate(*peer_at(index))) return e;
+  const Peer* known = peer_at(index);
+  if (known == nullptr) return no_peer(index);
+  if (Error e = check_fate(*known)) return e;
   for (int attempt = 0; attempt < 3; ++attempt) {
     if (attempt > 0) sweep_remotes();
     const te_handle found = find(index);

@@ -414,7 +414,7 @@ te_transfer* Engine::write_batch(std::span<const te_batch_entry> entries, int64_
 te_transfer* Engine::send(int32_t index, const void* data, uint64_t length, int64_t timeout_ns, Error* error) {
   Peer* peer = peer_at(index);
   if (peer == nullptr) {
-    *error = Error(Status::kArgument, format("no peer has index %d", index));
+    *error = no_peer(index);
     return nullptr;
   }
   if (length > settings_.values.max_message_bytes) {

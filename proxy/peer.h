@@ -131,6 +131,7 @@ struct Peer {
   uint32_t in_flight[TE_MAX_NICS] = {};  // per NIC of ours
   uint64_t bytes_in_flight[TE_MAX_NICS] = {};
   uint32_t former_in_flight = 0;         // work requests of ended sessions that have not completed
+  bool retired = false;                  // forgotten: see Worker::sweep_peers
   bool outcome_unknown = false;          // some request failed in a way after which its bytes may land later
   uint32_t next_nic = 0;                 // rotation of small writes
   uint32_t last_their_index = kNoIndex;  // of the session before this one

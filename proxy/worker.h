@@ -199,6 +199,7 @@ class Worker {
   void recycle_if_unused(Peer& peer, Remote& remote, bool is_region);
   void recycle(Peer& peer, Remote& remote, bool is_region);
   void sweep_remotes();
+  void sweep_peers();
   void grant_region(Peer& peer, Region& region);
 
   // --- worker_fence.cc

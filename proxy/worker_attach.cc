@@ -7,6 +7,7 @@
 // A revocation may be temporary (a fence, new keys): the holder then attaches again on its own, and operations that were under way go
 // on where they stopped.
 #include <algorithm>
+#include <unordered_set>
 
 #include "proxy/worker.h"
 
@@ -173,8 +174,36 @@ void Worker::sweep_remotes() {
   };
   engine_.remote_regions_.for_each([&](RemoteRegion& remote) { sweep(remote, true); });
   engine_.remote_counters_.for_each([&](RemoteCounter& remote) { sweep(remote, false); });
+  sweep_peers();
   engine_.sweeps_.fetch_add(1, std::memory_order_release);
   futex_wake_all(&engine_.sweeps_);
+}
+
+// Peers that are gone, lost or have parted, and that nothing of ours refers to.
+void Worker::sweep_peers() {
+  std::unordered_set<const Peer*> used;
+  const auto use = [&](const auto& remote) { used.insert(remote.peer); };
+  engine_.remote_regions_.for_each(use);
+  engine_.remote_counters_.for_each(use);
+  for (const Ghost& ghost : ghosts_) used.insert(ghost.peer);
+  for (const Operation* op = active_.front(); op != nullptr; op = active_.next(const_cast<Operation*>(op)))
+    if (op->peer != nullptr) used.insert(op->peer);
+  for (Peer* peer = known_.front(); peer != nullptr;) {
+    Peer* next = known_.next(peer);
+    const uint32_t state = peer->state.load(std::memory_order_relaxed);
+    const bool over = peer->gone() || state == TE_PEER_LOST || state == TE_PEER_CLOSED;
+    if (over && !peer->session.paths_open && peer->former_in_flight == 0 && !used.contains(peer) &&
+        peer->operations.load(std::memory_order_acquire) == 0) {
+      known_.remove(peer);
+      scheduled_.remove(peer);
+      std::erase(doubted_, peer);
+      peer->retired = true;
+      peer->remote_regions = {};
+      peer->remote_counters = {};
+      engine_.retire_peer(peer);
+    }
+    peer = next;
+  }
 }
 
 // --- the owner's half ------------------------------------------------------------------------------------------------------------

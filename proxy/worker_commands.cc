@@ -45,6 +45,8 @@ void Worker::begin(Operation* op) {
   // A cancel that was asked for before the command came out of the ring found nothing in active_.
   if (op->transfer->cancel_requested.load(std::memory_order_acquire))
     return fail(op, Status::kCancelled, "cancelled by the caller");
+  if (op->peer != nullptr && op->peer->retired)
+    return fail(op, Status::kPeerLost, "the peer was lost or had parted, and was forgotten in this moment");
   switch (op->kind) {
     case OperationKind::kWrite:
     case OperationKind::kPages:
@@ -238,14 +240,14 @@ void Worker::check_armed(Counter& counter) {
   for (size_t i = 0; i < counter.armed.size();) {
     Operation* op = counter.armed[i];
     if (value < op->threshold) {
-      for (const int32_t index : op->watched) {
-        const Peer* peer = engine_.peer_at(index);
+      for (const int64_t index : op->watched) {
+        const Peer* peer = engine_.peer_at(static_cast<int32_t>(index));
         const uint32_t state = peer == nullptr ? uint32_t{TE_PEER_LOST} : peer->state.load(std::memory_order_relaxed);
         if (state != TE_PEER_LOST && state != TE_PEER_CLOSED) continue;
         char why[120];
         std::snprintf(why, sizeof why, "counter at %llu/%llu when a peer that it depends on was lost",
                       static_cast<unsigned long long>(value), static_cast<unsigned long long>(op->threshold));
-        note_failure(op->transfer, Status::kPeerLost, 0, -1, index, why);
+        note_failure(op->transfer, Status::kPeerLost, 0, -1, static_cast<int>(index), why);
         report(op, Status::kPeerLost, 0, -1, why);
         break;
       }

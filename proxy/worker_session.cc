@@ -197,8 +197,12 @@ void Worker::take_hello(std::span<const uint8_t> body) {
   if (std::memcmp(hello.target_identity, me.identity, 16) != 0 || hello.target_generation != me.generation)
     return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kRestarted);
   int32_t index = -1;
-  if (engine_.peer(hello.sender, &index))
-    return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kFull);
+  Error unknown = engine_.find_or_add_peer(hello.sender, &index);
+  if (unknown.status() == Status::kExhausted) {
+    sweep_remotes();
+    unknown = engine_.find_or_add_peer(hello.sender, &index);
+  }
+  if (unknown) return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kFull);
   Peer& peer = *engine_.peer_at(index);
   Session& s = peer.session;
   if (s.hello_seen && s.their_token == hello.sender_token) {  // repeated: our answer was late or lost
