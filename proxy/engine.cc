@@ -201,7 +201,7 @@ Error Engine::peer(const te_address& address, int32_t* index) {
   for (int attempt = 0;; ++attempt) {
     Error error = find_or_add_peer(address, index);
     if (error.status() != Status::kExhausted || attempt == 2) return error;
-    sweep_remotes();
+    sweep(true);
   }
 }
 
@@ -405,7 +405,10 @@ Error Engine::receive(int64_t timeout_ns, te_message* out) {
 
 void Engine::release_message(te_message* message) {
   std::free(message->owner);
+  if (message->peer >= 0)
+    if (Peer* peer = peer_at(message->peer)) peer->unread.fetch_sub(1, std::memory_order_release);
   *message = te_message{};
+  message->peer = -1;
 }
 
 }  // namespace te

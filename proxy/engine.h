@@ -149,7 +149,7 @@ class Engine {
   // What a handle that was given up (not closed) stood for; null when that is not known, or no room is left.
   RemoteRegion* revive(const RemoteRegion& former, te_handle handle);
   RemoteCounter* revive(const RemoteCounter& former, te_handle handle);
-  void sweep_remotes();
+  void sweep(bool peers);
   Error wait_operation(te_transfer* transfer, int64_t timeout_ns);
 
   Settings settings_;
@@ -195,7 +195,7 @@ class Engine {
   std::atomic<bool> closing_{false};
   std::atomic<bool> cancel_requested_{false};
   std::atomic<bool> credit_requested_{false};
-  std::atomic<bool> sweep_requested_{false};
+  std::atomic<bool> sweep_requested_{false}, sweep_peers_too_{false};
   std::atomic<uint32_t> sweeps_{0};  // futex
   std::atomic<PageList*> retired_pages_{nullptr};
   std::mutex page_lists_mutex_;

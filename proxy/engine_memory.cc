@@ -181,8 +181,9 @@ RemoteCounter* Engine::revive(const RemoteCounter& former, te_handle handle) {
 }
 
 // Asks the worker to give up what nobody can be using, and waits for it.
-void Engine::sweep_remotes() {
+void Engine::sweep(bool peers) {
   const uint32_t before = sweeps_.load(std::memory_order_acquire);
+  if (peers) sweep_peers_too_.store(true, std::memory_order_relaxed);
   sweep_requested_.store(true, std::memory_order_seq_cst);
   doorbell_.ring();
   const int64_t deadline = deadline_after(now_ns(), kSweepPatience);
@@ -201,7 +202,7 @@ Error Engine::patiently(const te_address& owner, uint32_t capacity, const char* 
   if (known == nullptr) return no_peer(index);
   if (Error e = check_fate(*known)) return e;
   for (int attempt = 0; attempt < 3; ++attempt) {
-    if (attempt > 0) sweep_remotes();
+    if (attempt > 0) sweep(false);
     const te_handle found = find(index);
     if (found == TE_NONE) continue;
     *handle = found;

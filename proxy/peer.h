@@ -108,6 +108,7 @@ struct Peer {
   te_address address{};
   std::atomic<uint32_t> state{TE_PEER_IDLE};
   std::atomic<Fate> fate{Fate::kMayReturn};
+  std::atomic<uint32_t> unread{0};      // messages received and not yet released by the application
   std::atomic<uint32_t> operations{0};  // submitted and not yet drained
   std::atomic<int64_t> last_heard_ns{0};
   std::atomic<uint64_t> consumed_bytes{0};  // of user messages, in this session

@@ -198,7 +198,7 @@ class Worker {
   void unclaim(Operation* op);
   void recycle_if_unused(Peer& peer, Remote& remote, bool is_region);
   void recycle(Peer& peer, Remote& remote, bool is_region);
-  void sweep_remotes();
+  void sweep(bool peers);
   void sweep_peers();
   void grant_region(Peer& peer, Region& region);
 

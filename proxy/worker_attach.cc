@@ -168,13 +168,13 @@ void Worker::recycle(Peer& peer, Remote& remote, bool is_region) {
 }
 
 // A table is full. What is not attached (any more) may have been closed by its owner since, without our hearing of it.
-void Worker::sweep_remotes() {
-  const auto sweep = [this](Remote& remote, bool is_region) {
+void Worker::sweep(bool peers) {
+  const auto give_up = [this](Remote& remote, bool is_region) {
     if (remote.state.load(std::memory_order_relaxed) == Attachment::kNew) recycle(*remote.peer, remote, is_region);
   };
-  engine_.remote_regions_.for_each([&](RemoteRegion& remote) { sweep(remote, true); });
-  engine_.remote_counters_.for_each([&](RemoteCounter& remote) { sweep(remote, false); });
-  sweep_peers();
+  engine_.remote_regions_.for_each([&](RemoteRegion& remote) { give_up(remote, true); });
+  engine_.remote_counters_.for_each([&](RemoteCounter& remote) { give_up(remote, false); });
+  if (peers) sweep_peers();
   engine_.sweeps_.fetch_add(1, std::memory_order_release);
   futex_wake_all(&engine_.sweeps_);
 }
@@ -193,7 +193,7 @@ void Worker::sweep_peers() {
     const uint32_t state = peer->state.load(std::memory_order_relaxed);
     const bool over = peer->gone() || state == TE_PEER_LOST || state == TE_PEER_CLOSED;
     if (over && !peer->session.paths_open && peer->former_in_flight == 0 && !used.contains(peer) &&
-        peer->operations.load(std::memory_order_acquire) == 0) {
+        peer->operations.load(std::memory_order_acquire) == 0 && peer->unread.load(std::memory_order_acquire) == 0) {
       known_.remove(peer);
       scheduled_.remove(peer);
       std::erase(doubted_, peer);

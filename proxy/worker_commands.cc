@@ -34,7 +34,7 @@ bool Worker::take_commands() {
     cancel_requested();
   if (engine_.sweep_requested_.load(std::memory_order_relaxed) &&
       engine_.sweep_requested_.exchange(false, std::memory_order_seq_cst))
-    sweep_remotes();
+    sweep(engine_.sweep_peers_too_.exchange(false, std::memory_order_relaxed));
   return taken > 0;
 }
 

@@ -499,6 +499,7 @@ void Worker::take_fragment(Peer& peer, const MessageHeader& header, std::span<co
   assembly.filled += body.size();
   if (assembly.filled < assembly.length) return;
   bump(peer.statistics.messages_received);
+  peer.unread.fetch_add(1, std::memory_order_relaxed);
   engine_.inbox_.push({&peer, peer.index, peer.session.number, assembly.data, assembly.length});
   engine_.events_.push_message();
   assembly = Assembly{};

@@ -199,7 +199,7 @@ void Worker::take_hello(std::span<const uint8_t> body) {
   int32_t index = -1;
   Error unknown = engine_.find_or_add_peer(hello.sender, &index);
   if (unknown.status() == Status::kExhausted) {
-    sweep_remotes();
+    sweep(true);
     unknown = engine_.find_or_add_peer(hello.sender, &index);
   }
   if (unknown) return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kFull);

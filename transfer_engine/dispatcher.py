@@ -24,10 +24,10 @@ _numbers = itertools.count()
 
 
 def call_guarded(function: Callable[..., object], *arguments: object) -> None:
-    """Runs a callback of the application; whatever it raises is reported and goes no further."""
+    """Runs a callback of the application; whatever it raises, SystemExit included, is reported and goes no further."""
     try:
         function(*arguments)
-    except Exception:  # noqa: BLE001 - whatever the application raises
+    except BaseException:  # noqa: BLE001 - the other callbacks must not suffer for it
         _log.exception("callback %r raised; the engine goes on", function)
 
 
@@ -78,6 +78,11 @@ class Dispatcher:
                 self._message_waiters.append(wake)
                 return
         wake()
+
+    def forget_waiter(self, wake: Callable[[], None]) -> None:
+        """Takes back a wake_on_message whose waiter was cancelled."""
+        with self._handle.lock:
+            self._message_waiters = [other for other in self._message_waiters if other != wake]
 
     def join(self, timeout_s: float) -> None:
         """After the engine was closed: waits until the remaining events were delivered. No-op in its own thread."""

@@ -104,11 +104,15 @@ class Messages(AsyncIterator[Message]):
                 message = fetch(handle, 0)
                 if message is None:
                     waiter = Waiter()
-                    Dispatcher.of(handle).wake_on_message(waiter.wake)
-                    message = fetch(handle, 0)  # one may have come before the dispatcher knew of us
-                    if message is None:
-                        await waiter
-                        continue
+                    dispatcher = Dispatcher.of(handle)
+                    dispatcher.wake_on_message(waiter.wake)
+                    try:
+                        message = fetch(handle, 0)  # one may have come before the dispatcher knew of us
+                        if message is None:
+                            await waiter
+                            continue
+                    finally:
+                        dispatcher.forget_waiter(waiter.wake)
             except EngineClosed:
                 if handle.state == OPEN:
                     raise

@@ -152,8 +152,17 @@ class Transfer:
         """
         if not self.done():
             waiter = Waiter()
-            self.add_done_callback(lambda _: waiter.wake())
-            yield from waiter.__await__()
+
+            def wake(_: Self) -> None:
+                waiter.wake()
+
+            self.add_done_callback(wake)
+            try:
+                yield from waiter.__await__()
+            finally:  # nothing stays behind when the task is cancelled
+                with self._handle.lock:
+                    if self._callbacks is not None and wake in self._callbacks:
+                        self._callbacks.remove(wake)
         self.wait()
 
     def __reduce__(self) -> NoReturn:

@@ -205,3 +205,60 @@ def test_three_million_writes_do_not_grow_memory(rig: Rig) -> None:
     transfers_and_events(rig, link, 3_000_000)
     gc.collect()
     assert resident_bytes() - before < 8 << 20
+
+
+@on(nics=(1,), apart=False, transports=("sim",))
+def test_a_closed_region_or_counter_never_lends_its_place_to_a_later_one(rig: Rig) -> None:
+    """Far more openings than a narrow reuse count tells apart; the first descriptors stay dead, cached or not."""
+    near, far = rig.engine(), rig.engine()
+    source = near.register(bytearray(8))
+
+    def open_and_use() -> tuple[te.Region, te.Counter]:
+        region, counter = far.register(bytearray(8)), far.counter()
+        near.write(source, region.descriptor, notify=counter.descriptor).wait(SOON_S)
+        return region, counter
+
+    first = open_and_use()
+    for part in first:
+        part.close(SOON_S)
+    for _ in range(4200):
+        for part in open_and_use():
+            part.close(SOON_S)
+    survivors = [open_and_use() for _ in range(3)]
+    with pytest.raises(te.TransferEngineError):
+        print(first[1].value)
+    for part in first:
+        part.close(SOON_S)  # closing twice closes nothing else
+    for target, notify in ((first[0].descriptor, None), (survivors[0][0].descriptor, first[1].descriptor)):
+        with pytest.raises(te.RegionClosed):
+            near.write(source, target, notify=notify).wait(SOON_S)
+    assert [counter.wait(1, timeout_s=SOON_S) for _, counter in survivors] == [1, 1, 1]
+
+
+@on(nics=(1,), apart=False, transports=("sim", "tcp"))
+def test_peers_that_parted_make_room_for_others(rig: Rig) -> None:
+    rig.set_up(max_peers=1)
+    for i in range(40):
+        other = rig.engine()
+        rig.near.connect(other.address).wait(SOON_S)
+        other.send(rig.near.address, str(i).encode()).wait(SOON_S)
+        if i % 2:
+            rig.near.disconnect(other.address).wait(SOON_S)
+        other.close()
+        assert rig.near.receive(SOON_S).data == str(i).encode()  # also when its sender has gone
+
+
+@on(nics=(2,), apart=False)
+def test_an_engine_may_disconnect_from_itself_while_it_writes(rig: Rig) -> None:
+    rig.clean = False  # cancelled writes may have landed
+    engine = rig.near
+    source, target, counter = engine.register(bytearray(4096)), engine.register(bytearray(4096)), engine.counter()
+    for _ in range(5):
+        transfers = [engine.write(source, target.descriptor, notify=counter.descriptor) for _ in range(50)]
+        engine.disconnect(engine.address).wait(SOON_S)
+        later = engine.write(source, target.descriptor, notify=counter.descriptor)
+        for transfer in transfers:
+            assert isinstance(transfer.exception(SOON_S), (type(None), te.TransferCancelled))
+        later.wait(SOON_S)
+    target.close(SOON_S)
+    counter.close(SOON_S)

@@ -367,3 +367,34 @@ def test_a_nic_that_is_not_there_is_answered_with_those_that_are() -> None:
         te.Engine("tcp", nics=["nope"])
     assert "lo" in caught.value.hint
     assert "TE_NICS" in caught.value.hint
+
+
+def test_children_of_a_busy_process_open_engines_of_their_own(run_python: Any) -> None:
+    """The fork catches threads of the parent in the middle of everything: nothing of it may be locked in the child."""
+    code = """
+import os, threading
+import transfer_engine as te
+settings = te.Settings(core="none")
+a, b = (te.Engine("sim", settings=settings) for _ in range(2))
+source, target = a.register(bytearray(64)), b.register(bytearray(64)).descriptor
+stop = False
+def busy():
+    while not stop:
+        a.write(source, target).wait(10)
+threads = [threading.Thread(target=busy) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        with te.Engine("sim", settings=settings) as c, te.Engine("sim", settings=settings) as d:
+            c.write(c.register(bytearray(8)), d.register(bytearray(8)).descriptor).wait(10)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+stop = True
+for thread in threads:
+    thread.join()
+print("done")
+"""
+    done = run_python(code)
+    assert done.stdout.strip() == "done", done.stderr

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import Any
 
@@ -152,3 +153,35 @@ def test_closing_the_engine_ends_a_receive(engine: te.Engine) -> None:
     engine.close()
     thread.join(SOON_S)
     assert [type(error) for error in errors] == [te.EngineClosed]
+
+
+async def test_cancelled_waits_for_messages_and_transfers_leave_nothing_behind(make_engine: Any) -> None:
+    engine = make_engine(sim="delay=1")
+    nobody = make_engine()
+    address = nobody.address
+    nobody.close()
+    transfer = engine.connect(address, timeout_s=SOON_S)
+    messages = engine.messages()
+    for _ in range(20):
+        for wait in (anext(messages), _wait_for(engine.counter().reached(1, timeout_s=SOON_S))):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(wait, 0.001)
+    assert not engine._handle.dispatcher._message_waiters
+    del transfer
+
+
+async def _wait_for(arrival: Any) -> None:
+    try:
+        await arrival
+    finally:
+        assert not arrival._callbacks
+
+
+def test_a_callback_that_exits_harms_no_other(pair: Any) -> None:
+    def leaves(_: Any) -> None:
+        sys.exit(3)
+
+    pair.a.write(pair.region[:8], pair.remote[:8]).add_done_callback(leaves)
+    called = threading.Event()
+    pair.a.write(pair.region[:8], pair.remote[:8]).add_done_callback(lambda _: called.set())
+    assert called.wait(SOON_S)
