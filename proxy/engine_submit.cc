@@ -1,6 +1,7 @@
 // Submission: what the caller's thread does before the worker sees an operation. Everything that can be refused is refused here, with the
 // values that were wrong, before anything is posted.
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <cinttypes>
 #include <cstdlib>
@@ -65,6 +66,15 @@ Error bad_index(const char* which, const void* from, uint32_t width, uint64_t co
                           static_cast<long long>(value), static_cast<ull>(i), static_cast<ull>(largest)));
   }
   return Error(Status::kRange, format("%s indices changed while they were read", which));
+}
+
+// To be freed with std::free.
+void* allocate_block(uint64_t bytes) {
+  constexpr uint64_t kHugePage = 2u << 20;
+  if (bytes < 2 * kHugePage) return std::malloc(bytes);
+  void* memory = std::aligned_alloc(kHugePage, (bytes + kHugePage - 1) & ~(kHugePage - 1));
+  if (memory != nullptr) static_cast<void>(madvise(memory, bytes, MADV_HUGEPAGE));
+  return memory;
 }
 
 }  // namespace
@@ -290,7 +300,8 @@ Error Engine::copy_indices(const te_page_args& a, Operation* op, uint64_t source
   return {};
 }
 
-// Blocks that the worker has retired serve again: a large fresh block costs a page fault every 4 KiB.
+// Blocks that the worker has retired serve again: a large fresh block costs a page fault every 4 KiB, or every 2 MiB where the kernel
+// gives huge pages to those who ask.
 PageList* Engine::take_page_list(uint64_t bytes) {
   const std::lock_guard lock(page_lists_mutex_);
   PageList* retired = retired_pages_.exchange(nullptr, std::memory_order_acquire);
@@ -314,7 +325,7 @@ PageList* Engine::take_page_list(uint64_t bytes) {
     spare_pages_ = next;
   }
   const uint64_t capacity = std::max<uint64_t>(bytes, 256);
-  void* memory = std::malloc(sizeof(PageList) + capacity);
+  void* memory = allocate_block(sizeof(PageList) + capacity);
   if (memory == nullptr) return nullptr;
   auto* list = new (memory) PageList;
   list->capacity = capacity;
