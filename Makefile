@@ -32,7 +32,7 @@ stale := FORCE
 endif
 endif
 
-.PHONY: help setup build wheel loopback test test-native test-asan test-tsan test-arm test-fresh test-python lint format bench soak clean distclean FORCE
+.PHONY: help setup build wheel loopback test test-native test-asan test-tsan test-arm test-fresh test-conformance-asan test-conformance-tsan test-python lint format bench soak clean distclean FORCE
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1 - \2/p' Makefile | awk -F' - ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -72,7 +72,7 @@ loopback: .venv/.wheel ## prove that two processes of this machine can talk, ove
 	  $(loopback_only) .venv/bin/transfer-engine loopback --transport $$transport || exit; \
 	done
 
-test: test-native test-asan test-tsan test-python ## all tests: native, under the sanitizers, Python
+test: test-native test-asan test-tsan test-python test-conformance-asan test-conformance-tsan ## all tests: native, under the sanitizers, Python
 
 test-native: .venv/.setup ## native tests
 	$(call native,native,-DTE_WERROR=ON)
@@ -88,6 +88,29 @@ test-tsan: .venv/.setup ## native tests under ThreadSanitizer
 	$(call native,tsan,-DTE_SANITIZE=thread)
 	@TSAN_OPTIONS=suppressions=tests/native/tsan.supp:second_deadlock_stack=1 \
 	  $(native_tests) "test tsan" $(patience) $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/te_tests $(tsan_tests)
+
+# The conformance suite on the simulated fabric, with an extension that is built with a sanitizer and lies in a site-packages of its own.
+# The sanitizer's library comes first in the process, since the interpreter is not built with it. pytest hides what tests print, so
+# reports go to files.
+# conformance(LABEL, SANITIZER, LIBRARY, OPTIONS, PREFIX, SELECTION)
+define conformance
+	@rm -rf build/$(1)-dist build/$(1)-site; mkdir -p build/run
+	@$(quiet) "build wheel for $(1)" $(python) -m pip wheel --no-build-isolation --no-deps -w build/$(1)-dist \
+	  -C build-dir=build/$(1)-wheel -C cmake.define.TE_SANITIZE=$(2) .
+	@$(quiet) "install wheel for $(1)" $(python) -m pip install --no-deps --target build/$(1)-site/site-packages build/$(1)-dist/*.whl
+	@rm -f build/run/$(1)-report.*
+	@$(loopback_only) SHOW='[0-9]* passed.*' $(quiet) "test conformance under $(1)" $(patience) env -C build/run \
+	  LD_PRELOAD="$$(g++ -print-file-name=$(3))" PYTHONPATH=$(CURDIR)/build/$(1)-site/site-packages \
+	  $(4):log_path=$(CURDIR)/build/run/$(1)-report $(5) $(CURDIR)/$(python) -m pytest -c $(CURDIR)/pyproject.toml \
+	  --rootdir $(CURDIR) -p no:cacheprovider -q $(CURDIR)/tests/conformance -k "sim and not large $(6)"
+	@! cat build/run/$(1)-report.* 2>/dev/null
+endef
+
+test-conformance-asan: .venv/.wheel ## the conformance suite on the simulated fabric under AddressSanitizer
+	$(call conformance,asan,address,libasan.so,ASAN_OPTIONS=detect_leaks=0,,)
+
+test-conformance-tsan: .venv/.wheel ## the part of it that is about threads and order under ThreadSanitizer
+	$(call conformance,tsan,thread,libtsan.so,TSAN_OPTIONS=suppressions=$(CURDIR)/tests/native/tsan.supp,$$(setarch -R true 2>/dev/null && echo setarch -R),and (concurrency or completion or counters or regions or deadlines or peers or messages) and not fork)
 
 # libfabric is not there for the other machine: only what runs on the simulated fabric.
 cross := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc \
