@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ SOURCE_TREE = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A background job ignores Ctrl-C and hands that on to its children, which are tested for how they take it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     spec = importlib.util.find_spec("transfer_engine")
     if spec is None or spec.origin is None:
         raise pytest.UsageError("transfer_engine is not installed: run `make build`, then `make test-python`")
