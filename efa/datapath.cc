@@ -153,7 +153,10 @@ uint32_t Nic::read_queue(std::span<Completion> out) {
 // False: nothing for the engine.
 bool Nic::translate(const fi_cq_data_entry& entry, Completion* out) {
   *out = Completion{};
-  if ((entry.flags & FI_REMOTE_WRITE) != 0) {
+  // Requests of ours always have a context. What has none is the peer's (seen with shm of libfabric 2.1).
+  const bool foreign = entry.op_context == nullptr;
+  if (foreign && (entry.flags & (FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA)) == 0) return false;
+  if ((entry.flags & FI_REMOTE_WRITE) != 0 || foreign) {
     out->kind = CompletionKind::kImmediate;
     out->immediate = static_cast<uint32_t>(entry.data);
     out->length = entry.len;
