@@ -148,8 +148,8 @@ uint32_t Nic::read_queue(std::span<Completion> out) {
   return 0;
 }
 
-// A target's immediate is known by FI_REMOTE_WRITE alone: `len` is 0 and FI_RMA missing on tcp 1.17, and sockets sets
-// FI_REMOTE_CQ_DATA on the initiator's own completion.
+// A target's immediate is known by FI_REMOTE_WRITE: `len` is 0 and FI_RMA missing on tcp 1.17. FI_REMOTE_CQ_DATA alone says
+// so only where there is no context, since sockets sets it on the initiator's own completion, too.
 // False: nothing for the engine.
 bool Nic::translate(const fi_cq_data_entry& entry, Completion* out) {
   *out = Completion{};

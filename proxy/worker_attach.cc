@@ -186,7 +186,7 @@ void Worker::sweep_peers() {
   engine_.remote_regions_.for_each(use);
   engine_.remote_counters_.for_each(use);
   for (const Ghost& ghost : ghosts_) used.insert(ghost.peer);
-  for (const Operation* op = active_.front(); op != nullptr; op = active_.next(const_cast<Operation*>(op)))
+  for (Operation* op = active_.front(); op != nullptr; op = active_.next(op))
     if (op->peer != nullptr) used.insert(op->peer);
   for (Peer* peer = known_.front(); peer != nullptr;) {
     Peer* next = known_.next(peer);
