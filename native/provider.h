@@ -126,6 +126,7 @@ struct ProviderOptions {
   uint16_t port_low = 0, port_high = 0;
   bool want_wait_fd = true;  // false: busy polling, no need for wait objects
   uint8_t identity[16] = {};
+  te_rdma_settings rdma{};  // cx7
   uint64_t generation = 0;  // goes into addresses where two starts at one address must be told apart
 };
 

@@ -20,7 +20,7 @@ extern "C" {
 /* BEGIN CDEF */
 
 enum {
-  TE_ABI_VERSION = 2,
+  TE_ABI_VERSION = 3,
   TE_MAX_NICS = 16,
   TE_NIC_ADDRESS_BYTES = 96,  /* the longest provider address that is carried */
   TE_ADDRESS_BYTES = 2048,    /* an upper bound of an encoded address */
@@ -71,6 +71,19 @@ enum { TE_POLL_AUTO = 0, TE_POLL_BUSY = 1, TE_POLL_ADAPTIVE = 2 };
 enum { TE_PAGES_AUTO = 0, TE_PAGES_EACH = 1, TE_PAGES_LAST = 2 };
 enum { TE_CORE_AUTO = -1, TE_CORE_NONE = -2 };
 
+/* How cx7 uses RDMA ports. Numbers are those of the InfiniBand architecture. */
+typedef struct te_rdma_settings {
+  int32_t gid_index;      /* of every port; -1: by rule, see cx7/ports.h */
+  uint32_t pkey_index;    /* index into the port's table of partition keys */
+  uint32_t path_mtu;      /* bytes: 256, 512, 1024, 2048 or 4096; 0: the port's */
+  uint32_t service_level; /* 0 to 15 */
+  uint32_t traffic_class; /* 0 to 255; on RoCEv2 the DSCP in the upper six bits */
+  uint32_t ack_timeout;   /* a lost packet is sent again after 4.096 us * 2^n to four times that; 1 to 31 */
+  uint32_t retry_count;   /* how often, before the peer counts as gone; 0 to 7 */
+  uint32_t rnr_retry;     /* how often when the peer has no receive posted; 7: for ever */
+  uint32_t rnr_timer;     /* code of the wait that we ask for then; 0 to 31, 12 is 0.64 ms */
+} te_rdma_settings;
+
 /* Zero (or NULL) in a field that says so means "choose". te_settings_defaults fills all of it. */
 typedef struct te_settings {
   uint32_t struct_bytes;      /* sizeof(te_settings) of the caller; checked */
@@ -103,6 +116,7 @@ typedef struct te_settings {
   uint32_t max_counters;
   uint16_t port_low, port_high; /* listening ports to use; 0, 0: any */
   uint32_t bursts;              /* work requests posted towards one peer before others get their turn */
+  te_rdma_settings rdma;
 } te_settings;
 
 typedef struct te_nic_address {
@@ -231,6 +245,26 @@ const char *te_status_name(int32_t status);
 void te_settings_defaults(te_settings *settings);
 /* Is this transport usable here? TE_OK and `info` (provider and library names), or TE_ERR_TRANSPORT_UNAVAILABLE and the reason. */
 int32_t te_transport_probe(const char *transport, te_engine_info *info, te_error *error);
+
+/* One RDMA port as cx7 sees it. */
+typedef struct te_rdma_port {
+  char device[64];
+  uint32_t port;
+  uint32_t active;
+  uint32_t ethernet; /* 0: InfiniBand */
+  uint32_t lid;
+  int32_t gid_index; /* -1: none can be used */
+  uint8_t gid[16];
+  char gid_kind[64]; /* "RoCE v2", "RoCE v1", "InfiniBand" */
+  char interface[64];
+  char state[64];
+  char why[320];      /* why this GID */
+  char unusable[320]; /* empty, or why nothing can be sent from this port */
+} te_rdma_port;
+/* All ports below `root` ("" is this machine; tests give recorded trees). `rdma` NULL: the defaults. `count` is how many there are, also when
+ * only `capacity` of them fit. */
+int32_t te_rdma_ports(const char *root, const te_rdma_settings *rdma, te_rdma_port *ports, uint32_t capacity,
+                      uint32_t *count, te_error *error);
 
 /* --- bytes that travel ------------------------------------------------------------------------------------------------- */
 int32_t te_address_encode(const te_address *address, uint8_t *bytes, uint64_t capacity, uint64_t *length,

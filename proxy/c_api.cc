@@ -142,6 +142,11 @@ void te_settings_defaults(te_settings* settings) {
   settings->max_regions = 1u << 16;
   settings->max_counters = 1u << 16;
   settings->bursts = 64;
+  settings->rdma.gid_index = -1;
+  settings->rdma.ack_timeout = 15;  // 134 to 537 ms
+  settings->rdma.retry_count = 7;
+  settings->rdma.rnr_retry = 7;
+  settings->rdma.rnr_timer = 12;
 }
 
 int32_t te_transport_probe(const char* transport, te_engine_info* info, te_error* error) {

@@ -22,7 +22,7 @@ except ImportError as cause:
         f"{cause}. Install a wheel, or build it with `pip install .` from the source tree."
     ) from cause
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 OK: int = lib.TE_OK
 AGAIN: int = lib.TE_AGAIN

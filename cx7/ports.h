@@ -1,0 +1,47 @@
+// Which RDMA ports there are and how each is addressed: the rule, apart from any library. All of it is read from sysfs below a root that
+// tests replace, so the rule can be held against recorded machines, and doctor shows what the transport would do.
+//
+// The rule for a GID (when setting gid_index is -1): on Ethernet RoCEv2 goes before RoCEv1, and in each an IPv4-mapped
+// address before a global IPv6 one before a link-local one; among equals the lowest index. InfiniBand takes index 0, whose
+// prefix the subnet manager gave, and needs a LID. Ports that are not active are not chosen unless they are named.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "native/status.h"
+#include "native/te.h"
+
+namespace te::cx7 {
+
+enum class GidKind : uint8_t { kInfiniBand, kRoceV1, kRoceV2 };
+const char* gid_kind_name(GidKind kind);  // "InfiniBand", "RoCE v1", "RoCE v2"
+
+struct Port {
+  std::string device;  // "mlx5_0"
+  uint8_t number = 1;
+  std::string state;  // "ACTIVE", "DOWN", ... as sysfs has it
+  bool active = false;
+  bool ethernet = false;
+  uint16_t lid = 0;
+  std::string interface;  // network interface of the chosen GID, or of the port; may be empty
+  int32_t gid_index = -1;
+  GidKind gid_kind = GidKind::kRoceV2;
+  uint8_t gid[16] = {};
+  std::string why;       // why this GID: "RoCE v2, IPv4-mapped, lowest index of 2"
+  std::string unusable;  // empty, or why no connection can be made from this port
+};
+
+// Every port of every device, in the order of device names (numbers as numbers) and ports, each with the GID that the rule and the
+// settings give. Ports that cannot be used say why. An absent /sys/class/infiniband is no error: there are none.
+std::vector<Port> list_ports(const std::string& root, const te_rdma_settings& settings);
+
+// The ports that a transport opens: those named ("device" is its first active port, else its first; "device:port" exactly that one), or all
+// usable ones when none is named; `count` (0: all) bounds it. Errors (kTransportUnavailable: no device here; kConfig: a name that
+// does not exist, a port down, a GID index that does not exist, more wanted than there are) name the value, what there is,
+// and what to do.
+Error choose_ports(const std::string& root, const te_rdma_settings& settings, const std::vector<std::string>& names,
+                   uint32_t count, std::vector<Port>* out);
+
+}  // namespace te::cx7
