@@ -2,8 +2,9 @@
 // tests replace, so the rule can be held against recorded machines, and doctor shows what the transport would do.
 //
 // The rule for a GID (when setting gid_index is -1): on Ethernet RoCEv2 goes before RoCEv1, and in each an IPv4-mapped
-// address before a global IPv6 one before a link-local one; among equals the lowest index. InfiniBand takes index 0, whose
-// prefix the subnet manager gave, and needs a LID. Ports that are not active are not chosen unless they are named.
+// address before a global IPv6 one before a link-local one. Among equals those go first whose interface is in this network
+// namespace (containers that share a device find each other's addresses in its table), then the lowest index. InfiniBand takes
+// index 0, whose prefix the subnet manager gave, and needs a LID. A port that cannot be used is never chosen; to name it is an error.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,9 @@ struct Port {
   int32_t gid_index = -1;
   GidKind gid_kind = GidKind::kRoceV2;
   uint8_t gid[16] = {};
-  std::string why;       // why this GID: "RoCE v2, IPv4-mapped, lowest index of 2"
-  std::string unusable;  // empty, or why no connection can be made from this port
+  std::string why;          // why this GID: "RoCE v2, IPv4-mapped, lowest index of 2"
+  std::string unusable;     // empty, or why no connection can be made from this port, and what to do
+  bool by_setting = false;  // it is unusable because of gid_index or pkey_index
 };
 
 // Every port of every device, in the order of device names (numbers as numbers) and ports, each with the GID that the rule and the
@@ -38,9 +40,9 @@ struct Port {
 std::vector<Port> list_ports(const std::string& root, const te_rdma_settings& settings);
 
 // The ports that a transport opens: those named ("device" is its first active port, else its first; "device:port" exactly that one), or all
-// usable ones when none is named; `count` (0: all) bounds it. Errors (kTransportUnavailable: no device here; kConfig: a name that
-// does not exist, a port down, a GID index that does not exist, more wanted than there are) name the value, what there is,
-// and what to do.
+// usable ones (at most TE_MAX_NICS) when none is named; `count` (0: all) bounds it. Errors (kTransportUnavailable: no device here, or
+// none that can be used; kConfig: a name that does not exist or is there twice, a named port that cannot be used, a GID or pkey
+// index that does not exist, more wanted than there are) name the value, what there is, and what to do.
 Error choose_ports(const std::string& root, const te_rdma_settings& settings, const std::vector<std::string>& names,
                    uint32_t count, std::vector<Port>* out);
 
