@@ -5,6 +5,7 @@
 #                           or says what to install and fails
 #   tools/setup.sh arm      a cross compiler for aarch64 and qemu, for `make test-arm`
 #   tools/setup.sh fresh    debootstrap, for `make test-fresh`
+#   tools/setup.sh rdma     QEMU, and libibverbs with its tools and Python binding, for `make test-rdma`
 #   tools/setup.sh venv     .venv with the build tools and linters; implies `system`
 #
 # PYTHON=/path/to/python chooses the interpreter; otherwise the newest CPython 3.10 to 3.14 on PATH is taken.
@@ -109,11 +110,11 @@ set_up_system() {
   ((${#missing[@]} == 0)) || fail "installed ${wanted[*]}, yet still missing: ${missing[*]}"
 }
 
-# What only one target needs: PACKAGE=PROGRAM...
+# What only one target needs: PACKAGE=PROGRAM..., or PACKAGE=/a/file/of/it
 set_up_programs() {
   missing=()
-  local pair
-  for pair in "$@"; do command -v "${pair#*=}" >/dev/null || missing+=("${pair%=*}"); done
+  local pair PATH=$PATH:/usr/sbin:/sbin
+  for pair in "$@"; do [[ -e ${pair#*=} ]] || command -v "${pair#*=}" >/dev/null || missing+=("${pair%=*}"); done
   ((${#missing[@]})) || return 0
   install_missing
 }
@@ -154,6 +155,11 @@ case ${1:-venv} in
   system) set_up_system ;;
   arm) set_up_programs g++-aarch64-linux-gnu=aarch64-linux-gnu-g++ qemu-user=qemu-aarch64 ;;
   fresh) set_up_programs debootstrap=debootstrap ;;
+  rdma)
+    set_up_programs qemu-system-x86=qemu-system-x86_64 iproute2=ip kmod=modprobe xz-utils=xz zstd=zstd \
+      ibverbs-providers=/etc/libibverbs.d/rxe.driver ibverbs-utils=ibv_rc_pingpong \
+      python3-pyverbs=/usr/lib/python3/dist-packages/pyverbs
+    ;;
   venv) set_up_venv ;;
-  *) fail "usage: tools/setup.sh [system|arm|fresh|venv]" ;;
+  *) fail "usage: tools/setup.sh [system|arm|fresh|rdma|venv]" ;;
 esac
