@@ -20,8 +20,8 @@ std::string ranges(const std::vector<int32_t>& sorted) {
     size_t last = i;
     while (last + 1 < sorted.size() && sorted[last + 1] == sorted[last] + 1) ++last;
     if (shown == kMost) return text + ", ...";
-    text += (text.empty() ? "" : ", ") + std::to_string(sorted[i]);
-    if (last > i) text += "-" + std::to_string(sorted[last]);
+    text += format("%s%d", text.empty() ? "" : ", ", sorted[i]);
+    if (last > i) text += format("-%d", sorted[last]);
     i = last + 1;
   }
   return text.empty() ? "none" : text;
@@ -189,7 +189,7 @@ std::string name_of(const Port& port) { return port.device + ":" + std::to_strin
 std::string names_of(const std::vector<Port>& ports) {
   constexpr size_t kMost = 8;
   std::string text;
-  for (size_t i = 0; i < std::min(ports.size(), kMost); ++i) text += (i > 0 ? ", " : "") + name_of(ports[i]);
+  for (size_t i = 0; i < std::min(ports.size(), kMost); ++i) text.append(i > 0 ? ", " : "").append(name_of(ports[i]));
   if (ports.size() > kMost) text += format(" and %zu more", ports.size() - kMost);
   return text;
 }
@@ -213,7 +213,7 @@ Error none_usable(const std::vector<Port>& ports) {
       text += format("; and %zu more", ports.size() - shown);
       break;
     }
-    text += (shown++ > 0 ? "; " : "") + name_of(port) + ": " + port.unusable;
+    text.append(shown++ > 0 ? "; " : "").append(name_of(port)).append(": ").append(port.unusable);
   }
   return Error(by_setting ? Status::kConfig : Status::kTransportUnavailable, text);
 }

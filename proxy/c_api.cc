@@ -111,6 +111,8 @@ uint64_t te_struct_bytes(const char* name) {
       {"te_write_args", sizeof(te_write_args)},
       {"te_page_args", sizeof(te_page_args)},
       {"te_batch_entry", sizeof(te_batch_entry)},
+      {"te_rdma_settings", sizeof(te_rdma_settings)},
+      {"te_rdma_port", sizeof(te_rdma_port)},
   };
   for (const Row& row : rows)
     if (name != nullptr && std::strcmp(row.name, name) == 0) return row.bytes;
@@ -162,6 +164,25 @@ int32_t te_transport_probe(const char* transport, te_engine_info* info, te_error
     return TE_OK;
   } catch (const std::exception& failure) {
     return te::export_error(Error(Status::kTransportUnavailable, failure.what()), error);
+  }
+}
+
+int32_t te_rdma_ports(const char* root, const te_rdma_settings* rdma, te_rdma_port* ports, uint32_t capacity,
+                      uint32_t* count, te_error* error) {
+  if (count == nullptr || (ports == nullptr && capacity > 0)) return no_pointer(error);
+  try {
+    te_settings defaults;
+    te_settings_defaults(&defaults);
+    const te_rdma_settings& settings = rdma != nullptr ? *rdma : defaults.rdma;
+    if (Error e = te::check_rdma(settings)) return te::export_error(e, error);
+    const std::vector<te_rdma_port> found = te::list_rdma_ports(root == nullptr ? "" : root, settings);
+    std::copy_n(found.begin(), std::min<size_t>(found.size(), capacity), ports);
+    *count = static_cast<uint32_t>(found.size());
+    return TE_OK;
+  } catch (const std::bad_alloc&) {
+    return te::export_error(Error(Status::kExhausted, "out of memory"), error);
+  } catch (const std::exception& failure) {
+    return te::export_error(Error(Status::kTransport, failure.what()), error);
   }
 }
 

@@ -1,5 +1,9 @@
 #include "proxy/providers.h"
 
+#include <algorithm>
+#include <cstring>
+
+#include "cx7/ports.h"
 #include "efa/provider.h"
 #include "native/sim/provider.h"
 
@@ -13,6 +17,13 @@ bool is_libfabric(const std::string& transport) {
 Error unknown(const std::string& transport) {
   if (transport == "cx7") return Error(Status::kTransportUnavailable, "this build has no libibverbs transport (cx7)");
   return Error(Status::kConfig, format("unknown transport '%s': known are efa, cx7, tcp, shm, sim", transport.c_str()));
+}
+
+template <size_t N>
+void copy_text(const std::string& text, char (&out)[N]) {
+  const size_t length = std::min(text.size(), N - 1);
+  std::memcpy(out, text.data(), length);
+  out[length] = '\0';
 }
 
 }  // namespace
@@ -31,6 +42,26 @@ Error probe_transport(const std::string& transport, std::string* provider_name, 
   }
   if (is_libfabric(transport)) return efa::probe(transport, provider_name, library_name);
   return unknown(transport);
+}
+
+std::vector<te_rdma_port> list_rdma_ports(const std::string& root, const te_rdma_settings& settings) {
+  std::vector<te_rdma_port> ports;
+  for (const cx7::Port& from : cx7::list_ports(root, settings)) {
+    te_rdma_port& to = ports.emplace_back();
+    copy_text(from.device, to.device);
+    to.port = from.number;
+    to.active = from.active;
+    to.ethernet = from.ethernet;
+    to.lid = from.lid;
+    to.gid_index = from.gid_index;
+    std::memcpy(to.gid, from.gid, sizeof to.gid);
+    if (from.gid_index >= 0) copy_text(cx7::gid_kind_name(from.gid_kind), to.gid_kind);
+    copy_text(from.interface, to.interface);
+    copy_text(from.state, to.state);
+    copy_text(from.why, to.why);
+    copy_text(from.unusable, to.unusable);
+  }
+  return ports;
 }
 
 }  // namespace te

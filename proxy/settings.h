@@ -9,6 +9,9 @@
 
 namespace te {
 
+// Whether each value is in its range; a setting's name is that of the field.
+Error check_rdma(const te_rdma_settings& settings);
+
 struct Settings {
   te_settings values{};  // the strings in it point into the members below
   std::string transport, nics, sim;
