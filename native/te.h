@@ -251,15 +251,16 @@ typedef struct te_rdma_port {
   char device[64];
   uint32_t port;
   uint32_t active;
-  uint32_t ethernet; /* 0: InfiniBand */
   uint32_t lid;
   int32_t gid_index; /* -1: none can be used */
   uint8_t gid[16];
   char gid_kind[64]; /* "RoCE v2", "RoCE v1", "InfiniBand" */
   char interface[64];
+  char link_layer[64]; /* "Ethernet", "InfiniBand"; others are not used */
   char state[64];
   char why[320];      /* why this GID */
   char unusable[320]; /* empty, or why nothing can be sent from this port */
+  char remedy[320];   /* what to do about that; empty when there is nothing to do */
 } te_rdma_port;
 /* All ports below `root` ("" is this machine; tests give recorded trees). `rdma` NULL: the defaults. `count` is how many there are, also when
  * only `capacity` of them fit. */

@@ -51,15 +51,16 @@ std::vector<te_rdma_port> list_rdma_ports(const std::string& root, const te_rdma
     copy_text(from.device, to.device);
     to.port = from.number;
     to.active = from.active;
-    to.ethernet = from.ethernet;
     to.lid = from.lid;
     to.gid_index = from.gid_index;
     std::memcpy(to.gid, from.gid, sizeof to.gid);
     if (from.gid_index >= 0) copy_text(cx7::gid_kind_name(from.gid_kind), to.gid_kind);
     copy_text(from.interface, to.interface);
+    copy_text(from.link_layer, to.link_layer);
     copy_text(from.state, to.state);
     copy_text(from.why, to.why);
     copy_text(from.unusable, to.unusable);
+    copy_text(from.remedy, to.remedy);
   }
   return ports;
 }
