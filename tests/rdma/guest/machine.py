@@ -21,7 +21,11 @@ from kernel import Kernel, Unavailable, call, unpacked
 HERE = Path(__file__).resolve().parent
 QEMU = "qemu-system-x86_64"
 EXIT_TIMEOUT = 124  # as timeout(1) has it
-BOOT_MODULES = ["virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console", "virtio_net", "virtio_rng"]
+# Further ones are found by modprobe in the guest.
+MODULES = [
+    *("virtio_pci", "virtio_console", "virtio_net", "virtio_rng", "9pnet_virtio", "9p", "overlay"),
+    *("crypto-crc32", "rdma_rxe", "ib_uverbs", "rdma_ucm", "veth", "bridge", "sch_netem"),
+]
 KERNEL_ARGUMENTS = (
     "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off nokaslr audit=0 selinux=0 apparmor=0 "
     "no_timer_check tsc=reliable random.trust_cpu=on cryptomgr.notests rcupdate.rcu_expedited=1 nowatchdog"
@@ -66,6 +70,7 @@ def script(guest: Guest) -> str:
 def write_initramfs(file: IO[bytes], guest: Guest, kernel: Kernel) -> None:
     settings = {
         "DEVICES": guest.devices,
+        "CPUS": guest.cpus,
         "NODE": guest.node,
         "WIRE": "yes" if guest.wire else "",
         "HUGEPAGES": guest.hugepages,
@@ -80,7 +85,7 @@ def write_initramfs(file: IO[bytes], guest: Guest, kernel: Kernel) -> None:
         "guest/shares": "".join(f"{path}\n" for path in guest.shares).encode(),
         "guest/command": script(guest).encode(),
     }
-    for number, path in enumerate(kernel.load_order(BOOT_MODULES)):
+    for number, path in enumerate(kernel.load_order(MODULES)):
         files[f"modules/{number:02}-{path.name.split('.')[0]}.ko"] = unpacked(path.read_bytes())
     with tempfile.TemporaryDirectory() as tree:
         for name, content in files.items():

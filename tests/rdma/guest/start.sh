@@ -3,7 +3,7 @@
 #
 # Standard output, standard error and the status leave the guest by one virtio port each.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-. /run/guest/settings # DEVICES NODE WIRE HUGEPAGES KEEP_TMP TERMINAL
+. /run/guest/settings # DEVICES CPUS NODE WIRE HUGEPAGES TERMINAL
 
 power_off() {
   sync
@@ -23,39 +23,36 @@ port() { # port NAME: the device of the virtio port with this name
   echo "/dev/${name##*/}"
 }
 
-mount_all() {
-  mkdir -p /dev/pts /dev/shm /dev/hugepages
-  mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts /dev/pts
-  mount -t tmpfs -o mode=1777 shm /dev/shm
-  mount -t hugetlbfs hugetlbfs /dev/hugepages
-  [ "$KEEP_TMP" ] || mount -t tmpfs -o mode=1777 tmp /tmp
-  ln -sfn /proc/self/fd /dev/fd
-  for number in 0=stdin 1=stdout 2=stderr; do ln -sf "/proc/self/fd/${number%=*}" "/dev/${number#*=}"; done
-
-  local common=trans=virtio,version=9p2000.L,access=any,msize=524288 modules index=0 folder
-  modules=/lib/modules/$(uname -r)
-  mkdir -p "$modules"
-  mount -t 9p -o "ro,cache=loose,$common" modules "$modules" || fail "cannot mount the kernel's modules"
-  while IFS= read -r folder; do
-    mount -t 9p -o "rw,cache=mmap,$common" "share$index" "$folder" || fail "cannot mount $folder"
+# Every RDMA device sits on a veth pair whose other end is a port of one bridge: rxe0 on roce0, with port0 in the bridge.
+# The wire to the other guest is one more port. An Ethernet MTU of 4200 gives an RDMA MTU of 4096.
+links() { # as commands of ip(8)
+  echo "link set lo up"
+  echo "link add bridge0 mtu 4200 type bridge forward_delay 0 mcast_snooping 0"
+  echo "link set bridge0 up"
+  if [ "$WIRE" ]; then
+    set -- /sys/bus/virtio/drivers/virtio_net/virtio*/net/*
+    echo "link set ${1##*/} name wire mtu 4200 master bridge0 up"
+  fi
+  local index=0
+  while [ $index -lt "$DEVICES" ]; do
+    printf 'link add roce%d mtu 4200 address 02:00:0a:4d:%02x:%02x type veth peer name port%d mtu 4200\n' \
+      $index "$NODE" $((index + 1)) $index
+    echo "link set port$index master bridge0 up"
+    echo "link set roce$index up"
+    echo "address add 10.77.$NODE.$((index + 1))/16 dev roce$index"
     index=$((index + 1))
-  done </run/guest/shares
+  done
 }
 
 # pin INTERFACE CPU: veth queues a packet on the CPU that sent it, so that two CPUs would reorder a flow, which rxe answers
 # by sending again. One CPU for each receive queue keeps the order.
 pin() {
   local queue
-  for queue in /sys/class/net/"$1"/queues/rx-*/rps_cpus; do
-    printf '%x\n' $((1 << $2 % $(nproc))) >"$queue"
-  done
+  for queue in /sys/class/net/"$1"/queues/rx-*/rps_cpus; do printf '%x\n' $((1 << $2 % CPUS)) >"$queue"; done
 }
 
-# Every RDMA device sits on a veth pair whose other end is a port of one bridge: rxe0 on roce0, with port0 in the bridge.
-# The wire to the other guest is one more port.
-set_up_network() {
-  local kind index host
-  ip link set lo up
+set_up_devices() {
+  local kind index=0
   # So that two devices of this host exchange packets through the bridge rather than by the kernel's short cut.
   for kind in all default; do
     echo 1 >/proc/sys/net/ipv4/conf/$kind/accept_local
@@ -64,34 +61,18 @@ set_up_network() {
     echo 2 >/proc/sys/net/ipv4/conf/$kind/arp_announce
     echo 0 >/proc/sys/net/ipv6/conf/$kind/accept_dad
   done
-  # An Ethernet MTU of 4200 gives an RDMA MTU of 4096.
-  ip link add bridge0 type bridge forward_delay 0 mcast_snooping 0 || fail "cannot add a bridge"
-  ip link set bridge0 mtu 4200 addrgenmode none up
-  if [ "$WIRE" ]; then
-    set -- /sys/bus/virtio/drivers/virtio_net/virtio*/net/*
-    ip link set "${1##*/}" name wire && ip link set wire mtu 4200 master bridge0 addrgenmode none up ||
-      fail "cannot set up the wire"
-    pin wire 0
-  fi
-  index=0
+  links | ip -batch - || fail "cannot set up the network"
+  if [ "$WIRE" ]; then pin wire 0; fi
   while [ $index -lt "$DEVICES" ]; do
-    host=$((index + 1))
-    ip link add roce$index mtu 4200 address "$(printf '02:00:0a:4d:%02x:%02x' "$NODE" $host)" type veth \
-      peer name port$index mtu 4200 &&
-      ip link set port$index master bridge0 addrgenmode none up &&
-      ip link set roce$index up &&
-      ip address add "10.77.$NODE.$host/16" dev roce$index &&
-      rdma link add rxe$index type rxe netdev roce$index || fail "cannot add rxe$index"
+    rdma link add rxe$index type rxe netdev roce$index || fail "cannot add rxe$index"
     pin roce$index $index
     pin port$index $index
     index=$((index + 1))
   done
 }
 
-mount_all
-hostname "guest$NODE"
-modprobe -a rdma_rxe ib_uverbs rdma_ucm veth bridge || fail "cannot load the modules for RDMA"
-set_up_network
+echo "guest$NODE" >/proc/sys/kernel/hostname
+set_up_devices
 echo "$HUGEPAGES" >/proc/sys/vm/nr_hugepages
 ulimit -l unlimited
 ulimit -n 65536
