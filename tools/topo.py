@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.table import Table
 
 import transfer_engine as te
 from transfer_engine import topology
-from transfer_engine.topology import Nic, Plan, Topology
+from transfer_engine.topology import Nic, Plan, RdmaPort, Topology
 from transfer_engine.topology.cpusets import to_list
 from transfer_engine.topology.identify import product_of
 from transfer_engine.topology.processes import allowed_cpus, cpu_quota, local_process
@@ -33,6 +34,9 @@ The document that --json prints:
  "processes": how many the plan is for,
  "plan": {"shares": [{"local_rank", "gpu", "nics", "distances", "core"}],
           "left_out": [{"nic", "reason"}], "messages"},
+ "rdma_ports": [{"name", "device", "port", "state", "link_layer", "lid", "interface",
+                 "gid_index", "gid", "gid_kind", "why", "unusable", "remedy"}],
+   of this machine: none with --xml,
  "distances": [for each GPU, for each NIC: "PIX" | "PXB" | "PHB" | "NODE" | "PKG" | "SYS" | "?"]}
 """
 
@@ -54,27 +58,33 @@ The document that --json prints:
 def topo(processes: int | None, transport: str | None, recorded: Path | None, matrix: bool, as_json: bool) -> int:
     """Show which NICs and cores belong to which GPU.
 
-    And so what each process of this node would use. Distances are named as `nvidia-smi topo -m` names them: PIX below
-    one PCIe switch, PXB below several, PHB through the host bridge, NODE within a NUMA node, PKG within a processor
-    package, SYS across packages, ? unknown.
+    And so what each process of this node would use, and which GID each RDMA port sends from with transport cx7.
+    Distances are named as `nvidia-smi topo -m` names them: PIX below one PCIe switch, PXB below several, PHB through
+    the host bridge, NODE within a NUMA node, PKG within a processor package, SYS across packages, ? unknown.
     """
     machine = topology.recorded(recorded) if recorded else topology.discover()
     usable = tuple(gpu.index for gpu in machine.gpus if gpu.unusable is None)
     process = local_process()
     processes = processes or (process.count if process.known else max(1, len(usable)))
+    settings = te.Settings(transport=transport) if transport else te.Settings()
     found = topology.assign(
         machine,
         0,
         processes,
-        te.Settings(transport=transport) if transport else te.Settings(),
+        settings,
         gpus=usable,
         allowed=None if recorded else allowed_cpus(),
         quota=None if recorded else cpu_quota(),
     ).plan
+    choice = {"gid_index": settings.gid_index, "pkey_index": settings.pkey_index}
+    ports = () if recorded else topology.rdma_ports(**choice)
     if as_json:
-        click.echo(json.dumps(_document(machine, found, processes), indent=2))
+        click.echo(json.dumps(_document(machine, found, processes, ports), indent=2))
     else:
-        _show(report.console(), machine, found, processes, matrix=matrix)
+        out = report.console()
+        _show(out, machine, found, processes, matrix=matrix)
+        if ports:
+            out.print(_port_table(ports))
         for text in _absent(machine, transport, matrix=matrix):
             click.echo(f"note: {text}")
     return 0
@@ -92,13 +102,14 @@ def _absent(machine: Topology, transport: str | None, *, matrix: bool) -> list[s
     return texts
 
 
-def _document(machine: Topology, found: Plan, processes: int) -> dict[str, Any]:
+def _document(machine: Topology, found: Plan, processes: int, ports: Sequence[RdmaPort]) -> dict[str, Any]:
     return {
         "schema": "transfer-engine/topo/1",
         "version": te.__version__,
         "topology": machine.to_dict(),
         "processes": processes,
         "plan": found.to_dict(),
+        "rdma_ports": [port.to_dict() for port in ports],
         "distances": [[_label(machine, gpu, nic) for nic in machine.nics] for gpu in range(len(machine.gpus))],
     }
 
@@ -177,6 +188,20 @@ def _nic_table(machine: Topology, found: Plan) -> Table:
             nic.place.bus_id or "-",
             escape(", ".join(using)) if using else f"[yellow]not used:[/] {escape(reason)}",
         )
+    return table
+
+
+def _port_table(ports: Sequence[RdmaPort]) -> Table:
+    table = _table("RDMA ports: what transport cx7 sends from")
+    for name in ("port", "state", "link", "interface", "GID", "why, or why not"):
+        table.add_column(name, no_wrap=name != "why, or why not")
+    for port in ports:
+        gid = "-" if port.gid_index is None else f"{port.gid_index}: {port.gid}"
+        lid = f" LID {port.lid}" if port.lid else ""
+        link = f"{port.link_layer}{lid}" or "-"
+        reason = escape(f"{port.unusable}; {port.remedy}" if port.remedy else port.unusable or "")
+        why = f"[yellow]not used:[/] {reason}" if reason else escape(port.why)
+        table.add_row(escape(port.name), escape(port.state), escape(link), escape(port.interface or "-"), gid, why)
     return table
 
 

@@ -115,8 +115,20 @@ def _transport(value: Any) -> str | None:
     return None if value in (None, "") else str(_choice("efa", "cx7", "tcp", "shm", "sim")(value))
 
 
-def _nic_count(value: Any) -> int | None:
-    return None if value is None or value == "" else int(_integer(1, lib.TE_MAX_NICS)(value))
+def _optional_integer(low: int, high: int) -> _Parser:
+    plain = _integer(low, high)
+
+    def parse(value: Any) -> int | None:
+        return None if value is None or value == "" else int(plain(value))
+
+    return parse
+
+
+def _path_mtu(value: Any) -> int:
+    number: int = _integer(0, 4096)(value)
+    if number not in (0, 256, 512, 1024, 2048, 4096):
+        raise ValueError("256, 512, 1024, 2048, 4096, or 0 for that of the port")
+    return number
 
 
 def _nics(value: Any) -> tuple[str, ...] | None:
@@ -182,7 +194,9 @@ class Settings:
         "names of interfaces or devices, or addresses (not used by shm, which has none); None: what the topology gives",
     )
     nic_count: int | None = _setting(
-        None, _nic_count, "how many NICs to use; tcp and shm can open more than there are devices; None: all named"
+        None,
+        _optional_integer(1, lib.TE_MAX_NICS),
+        "how many NICs to use; tcp and shm can open more than there are devices; None: all named",
     )
     timeout_s: float = _setting(30.0, _seconds(1e-3), "s: deadline of transfers and waits that name none")
     connect_timeout_s: float = _setting(10.0, _seconds(1e-3), "s: until a silent address counts as unreachable")
@@ -228,6 +242,25 @@ class Settings:
         None, _ports, "lowest and highest listening port ('LOW-HIGH'); None: any"
     )
     bursts: int = _setting(64, _integer(1, 4096), "work requests posted towards one peer before others get their turn")
+    gid_index: int | None = _setting(
+        None, _optional_integer(0, 65535), "cx7: index into the GID table of every port; None: by rule (see `topo`)"
+    )
+    pkey_index: int = _setting(0, _integer(0, 65535), "cx7: index into the table of partition keys of every port")
+    path_mtu: int = _setting(0, _path_mtu, "cx7: bytes in a packet: 256, 512, 1024, 2048, 4096; 0: that of the port")
+    service_level: int = _setting(0, _integer(0, 15), "cx7: InfiniBand's service level; on Ethernet the VLAN priority")
+    traffic_class: int = _setting(
+        0, _integer(0, 255), "cx7: traffic class of the packets; on RoCE v2 its upper six bits are the DSCP"
+    )
+    ack_timeout: int = _setting(
+        15,
+        _integer(1, 31),
+        "cx7: n: a packet that nobody acknowledges is sent again after 4.096 us x 2^n, up to four times that",
+    )
+    retry_count: int = _setting(7, _integer(0, 7), "cx7: how often it is sent again before the peer counts as lost")
+    rnr_retry: int = _setting(7, _integer(0, 7), "cx7: the same for a peer without a posted receive; 7: without an end")
+    rnr_timer: int = _setting(
+        12, _integer(0, 31), "cx7: code of the wait that is asked of a peer then: 1 is 0.01 ms, 12 0.64 ms, 31 491 ms"
+    )
     identity: bytes | None = _setting(
         None, _identity, "16 bytes (variable: 32 hex digits) that outlive restarts; None: random"
     )
@@ -255,10 +288,10 @@ class Settings:
             )
 
     @classmethod
-    def check(cls, name: str, value: object) -> None:
-        """Raises as making the settings with this value would, whatever the others are."""
+    def check(cls, name: str, value: object) -> Any:
+        """The value that the settings would have; raises as making them would, whatever the others are."""
         field = next(field for field in dataclasses.fields(cls) if field.name == name)
-        _parsed(field.metadata["parser"], value, name)
+        return _parsed(field.metadata["parser"], value, name)
 
     @classmethod
     def table(cls) -> list[dict[str, Any]]:
@@ -324,6 +357,9 @@ def to_native(settings: Settings) -> tuple[Any, list[Any]]:
     native.port_low, native.port_high = settings.ports or (0, 0)
     for name in _SAME_NAME:
         setattr(native, name, getattr(settings, name))
+    native.rdma.gid_index = -1 if settings.gid_index is None else settings.gid_index
+    for name in _OF_RDMA:
+        setattr(native.rdma, name, getattr(settings, name))
     return native, alive
 
 
@@ -331,4 +367,7 @@ _SAME_NAME = (
     "operations", "operations_per_peer", "nic_depth", "peer_depth", "immediate_window", "assembly_slots",
     "message_window", "max_message_bytes", "message_queue_bytes", "chunk_bytes", "shard_bytes", "max_peers",
     "max_regions", "max_counters", "bursts",
+)  # fmt: skip
+_OF_RDMA = (
+    "pkey_index", "path_mtu", "service_level", "traffic_class", "ack_timeout", "retry_count", "rnr_retry", "rnr_timer",
 )  # fmt: skip

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transfer_engine.topology import Topology
-from transfer_engine.topology.sysfs import names_in, read_text, uverbs_of
+import transfer_engine as te
+from transfer_engine.settings import variable_of
+from transfer_engine.topology import RdmaPort, Topology, rdma_ports
+from transfer_engine.topology.sysfs import names_in, read_number, read_text, uverbs_of
 
 from .findings import Finding, fine, note, problem, warning
 from .host import Host
 
 _CLASS = "/sys/class/infiniband"
 _NO_GID = {"", "0000:0000:0000:0000:0000:0000:0000:0000"}
+_HEADERS = 96  # bytes: GRH, UDP, BTH, the longest extended header and the check sum
+_FULL_MTU = 4096 + _HEADERS
 
 
 def look(host: Host, topology: Topology, *, wanted: bool) -> list[Finding]:
@@ -45,8 +51,9 @@ def look(host: Host, topology: Topology, *, wanted: bool) -> list[Finding]:
         )
         return findings
     findings.append(fine("verbs.devices", f"RDMA devices: {', '.join(devices)}", devices=devices))
+    ports = _chosen_ports(host)
     for name in devices:
-        findings += [_access(host, name), *_ports(host, name)]
+        findings += [_access(host, name), *(_port(host, port) for port in ports.get(name, ()))]
     if hidden:
         names = ", ".join(f"{nic.name} ({nic.unusable})" for nic in hidden)
         findings.append(
@@ -111,41 +118,52 @@ def _access(host: Host, device: str) -> Finding:
     return fine(name, f"{device} can be opened ({shown})", node=shown)
 
 
-def _ports(host: Host, device: str) -> list[Finding]:
-    findings = []
-    ports = host.path(f"{_CLASS}/{device}/ports")
-    for port in names_in(ports):
-        folder = ports / port
-        state = (read_text(folder / "state") or "unknown").partition(": ")[2] or "unknown"
-        layer = read_text(folder / "link_layer") or "unknown"
-        rate = read_text(folder / "rate") or "unknown rate"
-        gids = _gids(folder)
-        facts = {"state": state, "link_layer": layer, "rate": rate, "gids": gids}
-        name = f"verbs.port.{device}.{port}"
-        what = f"{device} port {port}: {state}, {layer}, {rate}, {len(gids)} GIDs"
-        if "ACTIVE" not in state:
-            findings.append(
-                warning(
-                    name,
-                    what,
-                    "the port carries nothing",
-                    "check cable and switch; for RoCE `ip link set INTERFACE up`; for InfiniBand the subnet manager",
-                    **facts,
-                )
-            )
-        elif layer == "Ethernet" and not any("v2" in gid["type"] for gid in gids):
-            findings.append(
-                warning(
-                    name,
-                    what,
-                    "without a RoCE v2 GID the port cannot be routed, and most fabrics drop its packets",
-                    "give the network interface an IPv4 address; RoCE v2 GIDs appear by themselves",
-                    **facts,
-                )
-            )
-        else:
-            findings.append(fine(name, what, **facts))
-    return findings
+def _chosen_ports(host: Host) -> dict[str, list[RdmaPort]]:
+    """The ports of each device, with the GIDs that the settings of the environment give."""
+    wishes: dict[str, Any] = {}
+    for name in ("gid_index", "pkey_index"):
+        value = host.environment.get(variable_of(name))
+        if value is not None:
+            with suppress(te.TransferEngineError):  # which is said of the setting
+                wishes[name] = te.Settings.check(name, value)
+    found: dict[str, list[RdmaPort]] = {}
+    for port in rdma_ports(host.root, **wishes):
+        found.setdefault(port.device, []).append(port)
+    return found
+
+
+def _port(host: Host, port: RdmaPort) -> Finding:
+    folder = host.path(f"{_CLASS}/{port.device}/ports/{port.port}")
+    rate = read_text(folder / "rate") or "unknown rate"
+    mtu = read_number(host.path(f"/sys/class/net/{port.interface}/mtu")) if port.interface else None
+    facts = {**port.to_dict(), "rate": rate, "interface_mtu": mtu, "gids": _gids(folder)}
+    name = f"verbs.port.{port.device}.{port.port}"
+    what = f"{port.name}: {port.state}, {port.link_layer or 'unknown link layer'}, {rate}"
+    if port.link_layer not in ("Ethernet", "InfiniBand") and port.active:
+        return fine(name, f"{what}; not for cx7: {port.unusable}", **facts)
+    if port.unusable:
+        so = "cx7 cannot use the port" if port.active else "the port carries nothing"
+        other = "nothing: other ports, or transport=tcp, serve instead"
+        return warning(name, f"{what}: {port.unusable}", so, port.remedy or other, **facts)
+    what += f", LID {port.lid}" if port.lid else ""
+    what += f", GID {port.gid_index} is {port.gid}"
+    what += f" of {port.interface} ({port.why})" if port.interface else f" ({port.why})"
+    address = f"give {port.interface or 'its network interface'} an IPv4 address; RoCE v2 GIDs appear by themselves"
+    if port.gid_kind == "RoCE v1":
+        so = "without a RoCE v2 GID the port cannot be routed, and most fabrics drop its packets"
+        return warning(name, what, so, address, **facts)
+    if port.gid and port.link_layer == "Ethernet" and ipaddress.ip_address(port.gid).is_link_local:
+        return note(name, what, "only peers on the same Ethernet segment can be reached", address, **facts)
+    if port.link_layer == "Ethernet" and mtu is not None and mtu < _FULL_MTU:
+        so = f"packets carry at most {_path_mtu(mtu)} bytes of 4096: more packets, less bandwidth"
+        remedy = f"where the switches allow it, `ip link set {port.interface} mtu 9000` on all hosts"
+        return note(name, f"{what}, MTU {mtu}", so, remedy, **facts)
+    return fine(name, what, **facts)
+
+
+def _path_mtu(mtu: int) -> int:
+    """Of RDMA packets on an interface with this MTU, as the kernel's iboe_get_mtu has it."""
+    return max((size for size in (256, 512, 1024, 2048, 4096) if size + _HEADERS <= mtu), default=256)
 
 
 def _gids(port: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from .discovery import discover, recorded
 from .model import Core, Distance, Gpu, Nic, Place, Topology, distance, hops
 from .policy import LeftOut, Plan, Share, plan
 from .processes import LocalProcess, local_process
+from .rdma import RdmaPort, rdma_ports
 
 __all__ = [
     "Assignment",
@@ -21,6 +22,7 @@ __all__ = [
     "Nic",
     "Place",
     "Plan",
+    "RdmaPort",
     "Share",
     "Topology",
     "assign",
@@ -30,5 +32,6 @@ __all__ = [
     "local_process",
     "place",
     "plan",
+    "rdma_ports",
     "recorded",
 ]
