@@ -28,10 +28,11 @@ Error load(Library* l) {
   const std::string file = named != nullptr && *named != '\0' ? named : "libibverbs.so.1";
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    return Error(Status::kTransportUnavailable,
-                 format("%s not found: install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or rdma-core (others), "
-                        "or set TE_LIBIBVERBS to its path (%s)",
-                        file.c_str(), dlerror()));
+    return Error(
+        Status::kTransportUnavailable,
+        format("%s not found: install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or rdma-core (others), "
+               "or set TE_LIBIBVERBS to its path (%s)",
+               file.c_str(), dlerror()));
   }
   const Symbol symbols[] = {
       {"ibv_get_device_list", slot(&l->get_device_list), true},

@@ -15,7 +15,8 @@ constexpr int64_t kLongestWait = 256 * kMillisecond;
 const char* loss_text(Loss loss) {
   switch (loss) {
     case Loss::kUnreachable:
-      return "no answer to the connection handshake: is the peer's engine open, and can datagrams (UDP port 4791 on RoCE) "
+      return "no answer to the connection handshake: is the peer's engine open, and can datagrams (UDP port 4791 on "
+             "RoCE) "
              "pass in both directions?";
     case Loss::kRestarted:
       return "another engine (a restarted one) lives at the peer's address: use the descriptors that it publishes now";
@@ -241,9 +242,10 @@ void Switchboard::take_refusal(uint32_t index, const HandshakeMessage& m, int64_
     return;
   }
   if (c.state == State::kUp) return;  // it has offered since
-  go_down(index, m.refusal == Refusal::kFull      ? Loss::kFull
-                 : m.refusal == Refusal::kVersion ? Loss::kVersion
-                                                  : Loss::kRestarted,
+  go_down(index,
+          m.refusal == Refusal::kFull      ? Loss::kFull
+          : m.refusal == Refusal::kVersion ? Loss::kVersion
+                                           : Loss::kRestarted,
           false);
 }
 

@@ -86,6 +86,10 @@ class Switchboard {
   bool is_up(uint32_t connection) const {
     return connection < connections_.size() && connections_[connection].state == State::kUp;
   }
+  bool is_coming(uint32_t connection) const {
+    const State state = connections_[connection].state;
+    return state == State::kOffering || state == State::kBound;
+  }
   const NicAddress& remote(uint32_t connection) const { return connections_[connection].remote; }
   const Statistics& statistics() const { return statistics_; }
 

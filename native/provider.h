@@ -104,6 +104,7 @@ struct Completion {
   uint64_t length = 0;
   WorkContext* context = nullptr;  // kSent, kReceived
   PathId path = kNoPath;           // kPathUp, kPathDown; else where the provider knows it
+  const char* detail = nullptr;    // kPathDown: why, a text that stays
 };
 
 enum class Death : uint8_t { kNotProven, kAsking, kProven };
@@ -126,8 +127,9 @@ struct ProviderOptions {
   uint16_t port_low = 0, port_high = 0;
   bool want_wait_fd = true;  // false: busy polling, no need for wait objects
   uint8_t identity[16] = {};
-  te_rdma_settings rdma{};  // cx7
-  uint64_t generation = 0;  // goes into addresses where two starts at one address must be told apart
+  te_rdma_settings rdma{};         // cx7
+  int64_t connect_timeout_ns = 0;  // connected_paths: until a path without an answer is down; 0: the provider's
+  uint64_t generation = 0;         // goes into addresses where two starts at one address must be told apart
 };
 
 class Provider {

@@ -52,6 +52,8 @@ struct Assembly {  // of a user message from its fragments
 
 struct Session {
   bool paths_open = false;
+  uint32_t paths_coming = 0;  // connected_paths: that are not up yet; nothing is said before they are
+  uint32_t paths_reopened = 0;
   bool hello_seen = false;   // we know their token
   bool saying_bye = false;   // they will post nothing more, or we asked them to drain
   bool bye_done = false;     // they said that they have drained
@@ -64,7 +66,7 @@ struct Session {
   // A peer with more NICs than ours sends from all of them, and some networks (EFA) take writes only from known senders: the
   // paths to those that none of ours is paired with.
   struct ExtraPath {
-    uint32_t nic;
+    uint32_t nic, remote_nic;
     PathId path;
   };
   std::vector<ExtraPath> extra_paths;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cx7/ports.h"
+#include "cx7/provider.h"
 #include "efa/provider.h"
 #include "native/sim/provider.h"
 
@@ -15,7 +16,6 @@ bool is_libfabric(const std::string& transport) {
 }
 
 Error unknown(const std::string& transport) {
-  if (transport == "cx7") return Error(Status::kTransportUnavailable, "this build has no libibverbs transport (cx7)");
   return Error(Status::kConfig, format("unknown transport '%s': known are efa, cx7, tcp, shm, sim", transport.c_str()));
 }
 
@@ -31,6 +31,7 @@ void copy_text(const std::string& text, char (&out)[N]) {
 Error open_provider(const ProviderOptions& options, std::unique_ptr<Provider>* out) {
   if (options.transport == "sim") return sim::open_provider(options, out);
   if (is_libfabric(options.transport)) return efa::open_provider(options, out);
+  if (options.transport == "cx7") return cx7::open_provider(options, out);
   return unknown(options.transport);
 }
 
@@ -41,6 +42,7 @@ Error probe_transport(const std::string& transport, std::string* provider_name, 
     return {};
   }
   if (is_libfabric(transport)) return efa::probe(transport, provider_name, library_name);
+  if (transport == "cx7") return cx7::probe(provider_name, library_name);
   return unknown(transport);
 }
 

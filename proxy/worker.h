@@ -163,6 +163,8 @@ class Worker {
   Error start_session(Peer& peer);
   uint32_t grant_window();
   Error open_paths(Peer& peer);
+  Peer* owner_of(uint32_t nic, PathId path, PathId** slot);
+  void path_changed(uint32_t nic, const Completion& completion);
   void service_session(Peer& peer);
   void send_hello(Peer& peer, bool acknowledgement);
   void take_hello(std::span<const uint8_t> body);

@@ -24,7 +24,7 @@ void Worker::complete(uint32_t nic, const Completion& c) {
       return received(nic, c, static_cast<WorkItem*>(c.context));
     case CompletionKind::kPathUp:
     case CompletionKind::kPathDown:
-      return;  // connected paths come with their provider
+      return path_changed(nic, c);
     case CompletionKind::kSent:
       break;
   }

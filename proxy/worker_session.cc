@@ -19,6 +19,7 @@ constexpr int64_t kFirstHelloWait = 20 * kMillisecond;
 constexpr int64_t kLongestHelloWait = 500 * kMillisecond;
 constexpr int64_t kStrayAnswerEvery = 50 * kMillisecond;
 constexpr uint32_t kUnsequencedReserve = 8;
+constexpr uint32_t kMostReopened = 8;
 
 bool same_nic(const te_nic_address& a, const te_nic_address& b) {
   return a.length == b.length && std::memcmp(a.bytes, b.bytes, a.length) == 0;
@@ -101,13 +102,63 @@ Error Worker::open_paths(Peer& peer) {
     const uint32_t nic = i % nic_count_;
     PathId path = kNoPath;
     error = provider_.open_path(nic, peer.address.nics[i], peer.address.generation, &path);
-    if (!error) s.extra_paths.push_back({nic, path});
+    if (!error) s.extra_paths.push_back({nic, i, path});
   }
+  if (capabilities_.connected_paths) s.paths_coming = opened + static_cast<uint32_t>(s.extra_paths.size());
   if (!error) return {};
   for (uint32_t i = 0; i < opened; ++i) provider_.close_path(i, s.paths[i]);
   for (const Session::ExtraPath& extra : s.extra_paths) provider_.close_path(extra.nic, extra.path);
   s.extra_paths.clear();
   return error;
+}
+
+Peer* Worker::owner_of(uint32_t nic, PathId path, PathId** slot) {
+  for (Peer* peer = known_.front(); peer != nullptr; peer = known_.next(peer)) {
+    Session& s = peer->session;
+    if (!s.paths_open) continue;
+    *slot = &s.paths[nic];
+    if (**slot == path) return peer;
+    for (Session::ExtraPath& extra : s.extra_paths) {
+      *slot = &extra.path;
+      if (extra.nic == nic && extra.path == path) return peer;
+    }
+  }
+  return nullptr;
+}
+
+// Providers whose paths are connections of their own say when one is there, and when it has failed.
+void Worker::path_changed(uint32_t nic, const Completion& c) {
+  PathId* slot = nullptr;
+  Peer* peer = owner_of(nic, c.path, &slot);
+  if (peer == nullptr) return;
+  Session& s = peer->session;
+  if (c.kind == CompletionKind::kPathUp) {
+    if (s.paths_coming > 0 && --s.paths_coming == 0) s.hello_at = now_;
+    return;
+  }
+  bump(nics_[nic].statistics.errors);
+  // The other side may be giving up an older connection at the very moment in which we make a new one.
+  const bool connecting = peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING;
+  if (connecting && c.status == Status::kPeerLost && s.paths_reopened < kMostReopened) {
+    const auto theirs = std::find_if(s.extra_paths.begin(), s.extra_paths.end(),
+                                     [slot](const Session::ExtraPath& extra) { return &extra.path == slot; });
+    const uint32_t remote_nic =
+        theirs == s.extra_paths.end() ? paired_nic(nic, peer->address.nic_count) : theirs->remote_nic;
+    ++s.paths_reopened;
+    provider_.close_path(nic, *slot);
+    const Error error = provider_.open_path(nic, peer->address.nics[remote_nic], peer->address.generation, slot);
+    if (!error) {
+      ++s.paths_coming;
+      return;
+    }
+    *slot = kNoPath;
+    return lose(*peer, Status::kPeerUnreachable, error.message().c_str());
+  }
+  if (c.status == Status::kPeerRestarted) peer->fate.store(Fate::kRestarted, std::memory_order_relaxed);
+  const Status status = connecting && c.status == Status::kPeerLost ? Status::kPeerUnreachable : c.status;
+  char why[320];
+  std::snprintf(why, sizeof why, "NIC %u: %s", nic, c.detail == nullptr ? "the connection failed" : c.detail);
+  lose(*peer, status, why);
 }
 
 // On the clock: hellos, heartbeats, time-outs.
@@ -124,7 +175,9 @@ void Worker::service_session(Peer& peer) {
     const int64_t since = now_ - (s.deadline - settings_.connect_timeout_ns);
     if (since > 2 * kFirstHelloWait && provider_.death_of(0, s.paths[0]) == Death::kProven)
       return lose(peer, Status::kPeerUnreachable, "nobody is there: the process that had this address has ended");
-    if (now_ >= s.hello_at) send_hello(peer, false);
+    if (now_ < s.hello_at) return;
+    if (s.paths_coming == 0) send_hello(peer, false);
+    else s.hello_at = now_ + kMillisecond;
     return;
   }
   if (!peer.connected() || is_self(peer)) return;
@@ -354,7 +407,7 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
   const bool drained = peer.session.bye_done || peer.session.their_bye;
   // One side disconnected, but did not close. What came after the goodbye goes to the next session: the first use opens one.
   const bool parted = (peer.session.their_bye || peer.session.saying_bye) && !peer.gone() && !stopping_;
-  char reason[160];
+  char reason[320];
   std::snprintf(reason, sizeof reason, "%s", why);  // `why` may lie in what is torn down below
   peer.state.store(final_state, std::memory_order_release);
   fail_all(peer, status, reason, parted);

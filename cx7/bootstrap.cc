@@ -1,0 +1,143 @@
+// The bootstrap queue pair: an unreliable datagram queue pair (UD) whose number is the NIC's public address. It carries the
+// messages of the handshake and nothing else; what does not fit, is garbage or is too much is dropped, as the network may do.
+#include <cerrno>
+#include <cstring>
+
+#include "cx7/nic.h"
+#include "native/system.h"
+
+#ifdef TE_HAVE_VERBS
+namespace te::cx7 {
+namespace {
+
+constexpr uint32_t kIncoming = 128, kOutgoing = 64;
+// In front of every datagram received: the global routing header (InfiniBand 8.3; on RoCEv2 over IPv4 only its last 20 bytes mean something).
+constexpr uint32_t kHeaderBytes = 40;
+// As long as the longest datagram there is, so that a stranger's cannot make a length error.
+constexpr uint32_t kParcelBytes = kHeaderBytes + 4096;
+constexpr uint64_t kOutgoingFlag = 1u << 31;
+
+}  // namespace
+
+Error Nic::open_bootstrap() {
+  ibv_qp_init_attr attributes{};
+  attributes.qp_type = IBV_QPT_UD;
+  attributes.send_cq = attributes.recv_cq = bootstrap_completions_.get();
+  attributes.cap.max_send_wr = kOutgoing;
+  attributes.cap.max_recv_wr = kIncoming;
+  attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
+  ibv_qp* pair = library_.create_qp(domain_.get(), &attributes);
+  if (pair == nullptr) return fail("ibv_create_qp (datagrams)", errno);
+  bootstrap_ = Owned<ibv_qp>(pair, {library_.destroy_qp});
+
+  std::memcpy(own_.gid, port_.gid, 16);
+  own_.lid = port_attributes_.lid;
+  own_.ethernet = port_.ethernet;
+  own_.queue_pair = pair->qp_num;
+  if (!random_bytes(&own_.queue_key, sizeof own_.queue_key) || !random_bytes(&own_.cookie, sizeof own_.cookie))
+    return fail("getrandom", errno);
+  own_.queue_key &= 0x7FFFFFFF;  // the kernel keeps keys with bit 31 for itself
+
+  ibv_qp_attr change{};
+  change.qp_state = IBV_QPS_INIT;
+  change.pkey_index = static_cast<uint16_t>(options_.rdma.pkey_index);
+  change.port_num = port_.number;
+  change.qkey = own_.queue_key;
+  int status = library_.modify_qp(pair, &change, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+  if (status != 0) return fail("the datagram queue pair to INIT", status);
+  change = ibv_qp_attr{};
+  change.qp_state = IBV_QPS_RTR;
+  if (status = library_.modify_qp(pair, &change, IBV_QP_STATE); status != 0)
+    return fail("the datagram queue pair to ready-to-receive", status);
+  change.qp_state = IBV_QPS_RTS;
+  if (status = library_.modify_qp(pair, &change, IBV_QP_STATE | IBV_QP_SQ_PSN); status != 0)
+    return fail("the datagram queue pair to ready-to-send", status);
+
+  constexpr size_t bytes = size_t{kParcelBytes} * (kIncoming + kOutgoing);
+  parcel_memory_.reset(new uint8_t[bytes]());
+  ibv_mr* registration = library_.reg_mr(domain_.get(), parcel_memory_.get(), bytes, IBV_ACCESS_LOCAL_WRITE);
+  if (registration == nullptr) return fail("registering the datagram buffers", errno);
+  parcel_registration_ = Owned<ibv_mr>(registration, {library_.dereg_mr});
+  incoming_.resize(kIncoming);
+  outgoing_.resize(kOutgoing);
+  uint8_t* data = parcel_memory_.get();
+  for (std::vector<Parcel>* parcels : {&incoming_, &outgoing_})
+    for (Parcel& parcel : *parcels) {
+      parcel.data = data;
+      data += kParcelBytes;
+    }
+  for (uint32_t i = 0; i < kOutgoing; ++i) free_parcels_.push_back(i);
+  for (uint32_t i = 0; i < kIncoming; ++i)
+    if (!post_parcel_receive(i)) return fail("posting datagram receives", ENOMEM);
+
+  description_.address = encode(own_);
+  Switchboard::Options options;
+  std::memcpy(options.identity, options_.identity, sizeof options.identity);
+  options.generation = options_.generation;
+  options.own = own_;
+  if (options_.connect_timeout_ns > 0) options.patience_ns = options_.connect_timeout_ns;
+  switchboard_ = std::make_unique<Switchboard>(options, this);
+  return {};
+}
+
+bool Nic::post_parcel_receive(uint32_t index) {
+  ibv_sge piece{};
+  piece.addr = reinterpret_cast<uint64_t>(incoming_[index].data);
+  piece.length = kParcelBytes;
+  piece.lkey = parcel_registration_->lkey;
+  ibv_recv_wr request{}, *bad = nullptr;
+  request.wr_id = index;
+  request.sg_list = &piece;
+  request.num_sge = 1;
+  return ibv_post_recv(bootstrap_.get(), &request, &bad) == 0;
+}
+
+// What cannot be sent now is as good as lost: offers are repeated.
+void Nic::send(const NicAddress& to, const HandshakeMessage& message) {
+  if (free_parcels_.empty()) return;
+  ibv_ah_attr route;
+  fill_route(to, &route);
+  ibv_ah* handle = library_.create_ah(domain_.get(), &route);
+  if (handle == nullptr) return;
+  const uint32_t index = free_parcels_.back();
+  Parcel& parcel = outgoing_[index];
+  parcel.handle = Owned<ibv_ah>(handle, {library_.destroy_ah});
+  const HandshakeBytes bytes = encode(message);
+  std::memcpy(parcel.data, bytes.data(), bytes.size());
+  ibv_sge piece{};
+  piece.addr = reinterpret_cast<uint64_t>(parcel.data);
+  piece.length = static_cast<uint32_t>(bytes.size());
+  piece.lkey = parcel_registration_->lkey;
+  ibv_send_wr request{}, *bad = nullptr;
+  request.wr_id = kOutgoingFlag | index;
+  request.sg_list = &piece;
+  request.num_sge = 1;
+  request.opcode = IBV_WR_SEND;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.wr.ud.ah = handle;
+  request.wr.ud.remote_qpn = to.queue_pair;
+  request.wr.ud.remote_qkey = to.queue_key;
+  if (ibv_post_send(bootstrap_.get(), &request, &bad) == 0) free_parcels_.pop_back();
+  else parcel.handle.reset();
+}
+
+uint32_t Nic::poll_bootstrap() {
+  ibv_wc entries[8];
+  const int count = ibv_poll_cq(bootstrap_completions_.get(), 8, entries);
+  for (int i = 0; i < count; ++i) {
+    const ibv_wc& entry = entries[i];
+    const auto index = static_cast<uint32_t>(entry.wr_id & ~kOutgoingFlag);
+    if ((entry.wr_id & kOutgoingFlag) != 0) {
+      outgoing_[index].handle.reset();
+      free_parcels_.push_back(index);
+      continue;
+    }
+    if (entry.status == IBV_WC_SUCCESS && entry.byte_len > kHeaderBytes)
+      switchboard_->receive(std::span(incoming_[index].data + kHeaderBytes, entry.byte_len - kHeaderBytes), now_ns());
+    if (!post_parcel_receive(index)) up_.store(false, std::memory_order_relaxed);
+  }
+  return count > 0 ? static_cast<uint32_t>(count) : 0;
+}
+
+}  // namespace te::cx7
+#endif
