@@ -191,7 +191,7 @@ class Settings:
     nics: _Converted[str | Sequence[str] | None, tuple[str, ...] | None] = _setting(  # noqa: RUF009
         None,
         _nics,
-        "names of interfaces or devices, or addresses (not used by shm, which has none); None: what the topology gives",
+        "names of interfaces, devices or RDMA ports (mlx5_0:1), or addresses; None: what the topology gives",
     )
     nic_count: int | None = _setting(
         None,

@@ -14,6 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "CUDA_VISIBLE_DEVICES", "HWLOC_XMLFILE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TE_HWLOC", "TE_NICS",
-        "TE_NIC_COUNT", "TE_CORE", "TE_TRANSPORT",
+        "TE_NIC_COUNT", "TE_CORE", "TE_TRANSPORT", "TE_GID_INDEX", "TE_PKEY_INDEX",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)

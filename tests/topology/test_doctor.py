@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from machines import CONNECTX7, EFA, Branch, Machine, gpu, nic, standard
+from ports import V1, V2, ZERO, Gid, write_port
 from transfer_engine.tools.doctor import command, examine, limits
 from transfer_engine.tools.doctor.examine import Report
 from transfer_engine.tools.doctor.findings import Finding, Severity
@@ -301,18 +302,22 @@ def test_a_machine_with_everything_is_fine(on: Callable[..., FakeHost]) -> None:
     host.libraries = {"libibverbs.so.1", "libgdrapi.so.2"}
     put(host.path("/dev/gdrdrv"), "")
     for index in range(8):
-        port = host.path(f"/sys/class/infiniband/mlx5_{index}/ports/1")
-        put(port / "gids/0", "fe80:0000:0000:0000:0000:0000:0000:0001")
-        put(port / "gids/1", "0000:0000:0000:0000:0000:0000:0000:0000")
-        put(port / "gid_attrs/types/0", "RoCE v2")
-        put(port / "gid_attrs/ndevs/0", "ens1")
+        gids = [Gid("fe80::1", V2, "ens1"), ZERO, Gid(f"::ffff:10.1.0.{index}", V2, "ens1")]
+        write_port(host.root, f"mlx5_{index}", gids=gids)
+    put(host.path("/sys/class/net/ens1/mtu"), 9000)
     found = by_id(examine.examine((), host))
     for name in ("verbs.library", "verbs.devices", "verbs.access.mlx5_3", "verbs.port.mlx5_3.1", "gpu.driver",
                  "gpu.devices", "gpu.peer_memory", "gpu.gdrcopy", "topology.nics"):  # fmt: skip
         assert found[name].severity is Severity.OK, found[name]
-    gids = found["verbs.port.mlx5_3.1"].facts["gids"]
-    assert gids == [
-        {"index": "0", "gid": "fe80:0000:0000:0000:0000:0000:0000:0001", "type": "RoCE v2", "interface": "ens1"}
+    port = found["verbs.port.mlx5_3.1"]
+    assert port.what == (
+        "mlx5_3:1: ACTIVE, Ethernet, 400 Gb/sec (4X NDR), GID 2 is ::ffff:10.1.0.3 of ens1 "
+        "(RoCE v2, IPv4-mapped, best of 2)"
+    )
+    assert (port.facts["gid_index"], port.facts["interface_mtu"], port.facts["unusable"]) == (2, 9000, None)
+    assert [(gid["index"], gid["gid"], gid["type"], gid["interface"]) for gid in port.facts["gids"]] == [
+        ("0", "fe80:0000:0000:0000:0000:0000:0000:0001", "RoCE v2", "ens1"),
+        ("2", "0000:0000:0000:0000:0000:ffff:0a01:0003", "RoCE v2", "ens1"),
     ]
 
 
@@ -334,12 +339,66 @@ def test_a_device_file_that_is_missing_and_a_port_that_is_down_are_warnings(on: 
     assert "DOWN" in found["verbs.port.mlx5_1.1"].what
 
 
+def port_finding(host: FakeHost, *gids: Gid, mtu: int = 9000, **more: Any) -> Finding:
+    write_port(host.root, "mlx5_0", gids=gids, **more)
+    put(host.path("/sys/class/net/eth0/mtu"), mtu)
+    return by_id(examine.examine((), host))["verbs.port.mlx5_0.1"]
+
+
 def test_roce_without_a_v2_gid_is_a_warning(on: Callable[..., FakeHost]) -> None:
-    host = on(Machine([Branch([nic(0)], 0)]))
-    port = host.path("/sys/class/infiniband/mlx5_0/ports/1")
-    put(port / "gids/0", "fe80:0000:0000:0000:0000:0000:0000:0001")
-    put(port / "gid_attrs/types/0", "IB/RoCE v1")
-    assert "RoCE v2" in by_id(examine.examine((), host))["verbs.port.mlx5_0.1"].consequence
+    finding = port_finding(on(), Gid("fe80::1", V1))
+    assert finding.severity is Severity.WARNING
+    assert "RoCE v2" in finding.consequence
+    assert "give eth0 an IPv4 address" in finding.remedy
+
+
+def test_a_link_local_gid_alone_is_a_note(on: Callable[..., FakeHost]) -> None:
+    finding = port_finding(on(), Gid("fe80::1", V2))
+    assert finding.severity is Severity.NOTE
+    assert "same Ethernet segment" in finding.consequence
+
+
+@pytest.mark.parametrize(("mtu", "size"), [(1500, 1024), (4191, 2048), (4192, None), (100, 256)])
+def test_an_interface_with_small_packets_is_a_note(on: Callable[..., FakeHost], mtu: int, size: int | None) -> None:
+    finding = port_finding(on(), Gid("::ffff:10.0.0.1"), mtu=mtu)
+    assert (finding.severity is Severity.OK) is (size is None)
+    assert size is None or f"at most {size} bytes" in finding.consequence
+
+
+def test_ports_that_cannot_be_used_say_why_and_what_to_do(on: Callable[..., FakeHost]) -> None:
+    finding = port_finding(on(), state="1: DOWN", physical="3: Disabled", parent="eth0")
+    assert finding.severity is Severity.WARNING
+    assert finding.what.endswith("the port is DOWN (Disabled)")
+    assert "ip link set eth0 up" in finding.remedy
+    finding = port_finding(on(), Gid("fe80::1", V1), layer="InfiniBand", lid=0)
+    assert "no subnet manager" in finding.what
+    assert "opensm" in finding.remedy
+
+
+def test_an_infiniband_port_shows_its_lid(on: Callable[..., FakeHost]) -> None:
+    finding = port_finding(on(), Gid("fe80::1", V1, None), layer="InfiniBand", lid=9)
+    assert finding.severity is Severity.OK
+    assert "LID 9, GID 0 is fe80::1 (InfiniBand, index 0)" in finding.what
+
+
+def test_the_variable_of_the_gid_index_counts_and_is_named_when_it_leads_nowhere(on: Callable[..., FakeHost]) -> None:
+    gids = (Gid("fe80::1", V1), Gid("::ffff:10.0.0.1"))
+    for value, index in (("0", 0), ("0x1", 1), ("", 1), ("many", 1)):
+        host = on()
+        host.environment = {"TE_GID_INDEX": value}
+        assert port_finding(host, *gids).facts["gid_index"] == index
+    host = on()
+    host.environment = {"TE_GID_INDEX": "5"}
+    finding = port_finding(host, *gids)
+    assert finding.severity is Severity.WARNING
+    assert "gid_index is 5" in finding.what
+    assert finding.remedy == "set one of those that are filled: 0-1"
+
+
+def test_an_efa_port_is_fine_and_not_for_cx7(on: Callable[..., FakeHost]) -> None:
+    finding = by_id(examine.examine((), on(Machine([Branch([nic(0, EFA)], 0)]))))["verbs.port.rdmap0s0.1"]
+    assert finding.severity is Severity.OK
+    assert "not for cx7: an EFA device" in finding.what
 
 
 def test_little_locked_memory_matters_with_rdma_alone(on: Callable[..., FakeHost]) -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from machines import CONNECTX6_DX, Branch, Machine, gpu, nic, standard
+from ports import V1, V2, Gid, twice, write_port
 from transfer_engine.tools.topo import topo
+
+from transfer_engine import topology
 
 
 def run(*arguments: str) -> str:
@@ -72,3 +75,30 @@ def test_a_file_that_is_no_recording_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "x.xml").write_text("nonsense")
     result = CliRunner().invoke(topo, ["--xml", str(tmp_path / "x.xml")], standalone_mode=False)
     assert "x.xml: not XML" in str(result.exception)
+
+
+def test_the_gid_of_every_rdma_port_is_shown_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    down = {"state": "1: DOWN", "physical": "3: Disabled"}
+    write_port(tmp_path, "mlx5_0", gids=twice(Gid("fe80::1"), Gid("::ffff:10.1.2.3")))
+    write_port(tmp_path, "mlx5_1", gids=[Gid("fe80::2", V2, "eth1")], **down)  # type: ignore[arg-type]
+    write_port(tmp_path, "mlx5_2", gids=[Gid("fe80::3", V1, None)], layer="InfiniBand", lid=7)
+    look = topology.rdma_ports
+    monkeypatch.setattr(topology, "rdma_ports", lambda **more: look(tmp_path, **more))
+    text = " ".join(run().split())
+    for part in (
+        "mlx5_0:1 ACTIVE Ethernet eth0 3: ::ffff:10.1.2.3 RoCE v2, IPv4-mapped, best of 4",
+        "mlx5_1:1 DOWN Ethernet eth1",
+        "not used: the port is DOWN (Disabled); `ip link set eth1 up`",
+        "mlx5_2:1 ACTIVE InfiniBand LID 7 - 0: fe80::3 InfiniBand, index 0",
+    ):
+        assert part in text
+    ports = json.loads(run("--json"))["rdma_ports"]
+    assert [port["name"] for port in ports] == ["mlx5_0:1", "mlx5_1:1", "mlx5_2:1"]
+    assert [port["gid_index"] for port in ports] == [3, 0, 0]
+    monkeypatch.setenv("TE_GID_INDEX", "2")
+    assert "2: ::ffff:10.1.2.3 RoCE v1, IPv4-mapped, gid_index 2 as set" in " ".join(run().split())
+
+
+def test_a_recorded_machine_shows_no_ports_of_this_one(tmp_path: Path) -> None:
+    path = str(standard(8).write_xml(tmp_path / "machine.xml"))
+    assert json.loads(run("--xml", path, "--json"))["rdma_ports"] == []

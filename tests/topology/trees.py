@@ -65,10 +65,12 @@ def _device(root: Path, folder: Path, device: Device, package: int | None, minor
         put(root / f"dev/nvidia{minor}", "")
     if device.name is not None:
         (folder / "infiniband" / device.name).mkdir(parents=True)
+        efa = device.vendor == "1d0f"
+        put(folder / "infiniband" / device.name / "node_type", "7: unspecified" if efa else "1: CA")
         port = folder / "infiniband" / device.name / "ports/1"
         put(port / "state", "4: ACTIVE" if device.active else "1: DOWN")
         put(port / "rate", "400 Gb/sec (4X NDR)")
-        put(port / "link_layer", "Ethernet")
+        put(port / "link_layer", "Unspecified" if efa else "Ethernet")
         link = root / "sys/class/infiniband" / device.name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder / "infiniband" / device.name)

@@ -24,6 +24,8 @@ def test_defaults_are_those_of_the_core() -> None:
         theirs, mine = getattr(core, name), getattr(ours, name)
         if isinstance(theirs, int):
             assert mine == theirs, name
+    for name, _ in _native.ffi.typeof("te_rdma_settings").fields:
+        assert getattr(ours.rdma, name) == getattr(core.rdma, name), name
 
 
 def test_every_setting_reaches_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +36,9 @@ def test_every_setting_reaches_the_core(monkeypatch: pytest.MonkeyPatch) -> None
         "operations_per_peer": 17, "nic_depth": 18, "peer_depth": 19, "immediate_window": 20, "assembly_slots": 21,
         "message_window": 22, "max_message_bytes": 23, "message_queue_bytes": 4142, "chunk_bytes": 25,
         "shard_bytes": 26, "page_immediates": "last", "max_peers": 27, "max_regions": 28, "max_counters": 29,
-        "ports": (30, 31), "bursts": 32, "identity": bytes(range(16)), "sim": "seed=2",
+        "ports": (30, 31), "bursts": 32, "gid_index": 33, "pkey_index": 34, "path_mtu": 2048, "service_level": 5,
+        "traffic_class": 106, "ack_timeout": 20, "retry_count": 6, "rnr_retry": 3, "rnr_timer": 14,
+        "identity": bytes(range(16)), "sim": "seed=2",
     }  # fmt: skip
     assert set(values) == {field.name for field in dataclasses.fields(te.Settings)}
     native, _alive = to_native(te.Settings(**values))
@@ -49,7 +53,7 @@ def test_every_setting_reaches_the_core(monkeypatch: pytest.MonkeyPatch) -> None
     assert (native.port_low, native.port_high) == (30, 31)
     for name, value in values.items():
         if isinstance(value, int) and name != "core":
-            assert getattr(native, name) == value, name
+            assert getattr(native if hasattr(native, name) else native.rdma, name) == value, name
 
 
 def test_argument_wins_over_environment_over_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +85,9 @@ def test_environment_is_read_when_the_object_is_made(monkeypatch: pytest.MonkeyP
         ("core", "2", 2),
         ("identity", "00112233445566778899aabbccddeeff", bytes.fromhex("00112233445566778899aabbccddeeff")),
         ("spin_s", "1e-4", 1e-4),
+        ("gid_index", "3", 3),
+        ("gid_index", "", None),
+        ("path_mtu", "4K", 4096),
     ],
 )
 def test_environment_text_is_understood(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object) -> None:
@@ -104,6 +111,15 @@ def test_environment_text_is_understood(monkeypatch: pytest.MonkeyPatch, name: s
         ("nic_count", "0", "16"),
         ("nics", "a,,b", "empty"),
         ("nics", "a,a", "distinct"),
+        ("gid_index", "-1", "0 to 65535"),
+        ("pkey_index", "x", "integer"),
+        ("path_mtu", "1500", "256, 512, 1024, 2048, 4096, or 0"),
+        ("service_level", "16", "0 to 15"),
+        ("traffic_class", "256", "0 to 255"),
+        ("ack_timeout", "0", "1 to 31"),
+        ("retry_count", "8", "0 to 7"),
+        ("rnr_retry", "8", "0 to 7"),
+        ("rnr_timer", "32", "0 to 31"),
     ],
 )
 def test_a_bad_variable_is_named_with_value_and_allowed_range(

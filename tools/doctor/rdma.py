@@ -136,7 +136,8 @@ def _port(host: Host, port: RdmaPort) -> Finding:
     folder = host.path(f"{_CLASS}/{port.device}/ports/{port.port}")
     rate = read_text(folder / "rate") or "unknown rate"
     mtu = read_number(host.path(f"/sys/class/net/{port.interface}/mtu")) if port.interface else None
-    facts = {**port.to_dict(), "rate": rate, "interface_mtu": mtu, "gids": _gids(folder)}
+    facts = {"rate": rate, "interface_mtu": mtu, "gids": _gids(folder)}
+    facts.update((key, value) for key, value in port.to_dict().items() if key not in ("name", "remedy"))
     name = f"verbs.port.{port.device}.{port.port}"
     what = f"{port.name}: {port.state}, {port.link_layer or 'unknown link layer'}, {rate}"
     if port.link_layer not in ("Ethernet", "InfiniBand") and port.active:
