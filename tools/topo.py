@@ -76,8 +76,7 @@ def topo(processes: int | None, transport: str | None, recorded: Path | None, ma
         allowed=None if recorded else allowed_cpus(),
         quota=None if recorded else cpu_quota(),
     ).plan
-    choice = {"gid_index": settings.gid_index, "pkey_index": settings.pkey_index}
-    ports = () if recorded else topology.rdma_ports(**choice)
+    ports = topology.rdma_ports(gid_index=settings.gid_index, pkey_index=settings.pkey_index) if not recorded else ()
     if as_json:
         click.echo(json.dumps(_document(machine, found, processes, ports), indent=2))
     else:
