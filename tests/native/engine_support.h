@@ -37,7 +37,7 @@ inline constexpr int kSlowness = 1;
 // Bound of waits that must not end early. Generous: only a hang reaches it.
 inline constexpr int64_t kPatience = 20 * kSecond * kSlowness;
 // What tests of dead peers set as peer_timeout_ns.
-inline constexpr int64_t kShortLife = 300 * kMs * kSlowness;
+inline constexpr int64_t kShortLife = 500 * kMs * kSlowness;
 
 // Counts grow with the environment variable TE_TEST_SCALE and are smaller under the sanitizers.
 inline int scaled(int count) {
