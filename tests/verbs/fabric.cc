@@ -59,6 +59,9 @@ void tick_while_nobody_polls(uint64_t serial) {
   }
 }
 
+// When the library is loaded: programs look at sysfs before they call anything.
+__attribute__((constructor)) void begin() { Fabric::get(); }
+
 }  // namespace
 
 Fabric& Fabric::get() {

@@ -11,7 +11,7 @@
 // A long message is placed in pieces, one at a time. Placing a message and acknowledging it are separate steps, so an error can
 // come between: the bytes are there, the sender does not know.
 //
-// Environment, read when the first function is called:
+// Environment, read when the library is loaded:
 //   TE_STANDIN_DEVICES   how many devices, "standin0" on (4). Each has one port of link layer Ethernet with GID 0, fe80::..., and
 //                        GID 1, ::ffff:10.88.0.N, both RoCEv2. Queue pair numbers are the same on all devices.
 //   TE_STANDIN           options, "key=value,key=value", see below
