@@ -32,7 +32,7 @@ stale := FORCE
 endif
 endif
 
-.PHONY: help setup build wheel loopback test test-native test-asan test-tsan test-arm test-fresh test-conformance-asan test-conformance-tsan test-python lint format bench soak clean distclean FORCE
+.PHONY: help setup build wheel loopback test test-native test-asan test-tsan test-arm test-fresh test-conformance-asan test-conformance-tsan test-python test-rdma test-rdma-wire lint format bench soak clean distclean FORCE
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1 - \2/p' Makefile | awk -F' - ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -72,7 +72,7 @@ loopback: .venv/.wheel ## prove that two processes of this machine can talk, ove
 	  $(loopback_only) .venv/bin/transfer-engine loopback --transport $$transport || exit; \
 	done
 
-test: test-native test-asan test-tsan test-python test-conformance-asan test-conformance-tsan ## all tests: native, under the sanitizers, Python
+test: test-native test-asan test-tsan test-python test-conformance-asan test-conformance-tsan test-rdma test-rdma-wire ## all tests: native, under the sanitizers, Python, RDMA
 
 test-native: .venv/.setup ## native tests
 	$(call native,native,-DTE_WERROR=ON)
@@ -126,10 +126,21 @@ test-fresh: ## make loopback and quick tests on minimal Debian 12 and 13, as roo
 	@for suite in bookworm trixie; do tools/fresh.sh $$suite || exit; done
 
 # pytest runs outside of the source tree, so that it can only import the installed wheel.
-pytest = mkdir -p build/run && cd build/run && $(loopback_only) ../../$(python) -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider
+in_run := mkdir -p build/run && cd build/run &&
+plain_pytest := ../../$(python) -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider
+pytest := $(in_run) $(loopback_only) $(plain_pytest)
 ARGS ?=
 test-python: .venv/.wheel ## Python tests against the installed wheel; ARGS="-k name" for pytest
 	@$(pytest) -q $(ARGS) ../../tests
+
+# An emulated processor is slow: tests have more time.
+test-rdma: .venv/.wheel ## tests over Soft-RoCE devices, in an emulated guest; installs QEMU as root; ARGS as above
+	@tools/setup.sh rdma
+	@$(in_run) ../../$(python) ../../tests/rdma/guest --timeout 1200 -- $(plain_pytest) -q --timeout 300 $(ARGS) ../../tests/rdma
+
+test-rdma-wire: .venv/.wheel ## tests between two such guests, joined by a wire
+	@tools/setup.sh rdma
+	@$(in_run) TE_RDMA_HOST=1 $(plain_pytest) -q --timeout 300 $(ARGS) ../../tests/rdma
 
 soak: .venv/.wheel ## tests that run for minutes
 	$(call native,native,-DTE_WERROR=ON)

@@ -28,16 +28,17 @@ port() { # port NAME: the device of the virtio port with this name
 links() { # as commands of ip(8)
   echo "link set lo up"
   echo "link add bridge0 mtu 4200 type bridge forward_delay 0 mcast_snooping 0"
+  echo "link set bridge0 addrgenmode none"
   echo "link set bridge0 up"
   if [ "$WIRE" ]; then
     set -- /sys/bus/virtio/drivers/virtio_net/virtio*/net/*
-    echo "link set ${1##*/} name wire mtu 4200 master bridge0 up"
+    echo "link set ${1##*/} name wire mtu 4200 master bridge0 addrgenmode none up"
   fi
   local index=0
   while [ $index -lt "$DEVICES" ]; do
     printf 'link add roce%d mtu 4200 address 02:00:0a:4d:%02x:%02x type veth peer name port%d mtu 4200\n' \
       $index "$NODE" $((index + 1)) $index
-    echo "link set port$index master bridge0 up"
+    echo "link set port$index master bridge0 addrgenmode none up"
     echo "link set roce$index up"
     echo "address add 10.77.$NODE.$((index + 1))/16 dev roce$index"
     index=$((index + 1))

@@ -1,0 +1,29 @@
+"""Two guests on a wire are two hosts: what one sends arrives at the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .launch import Wire
+
+
+@pytest.fixture
+def wire(tmp_path: Path) -> Wire:
+    return Wire(tmp_path)
+
+
+def test_messages_go_between_two_hosts(wire) -> None:
+    # Few and short ones: its acknowledgements are waited for less long than an emulated processor may take.
+    pingpong = "ibv_rc_pingpong --ib-dev rxe0 --gid-idx 1 --mtu 4096 --size 4096 --iters 20 --chk"
+    with wire.run(0, f"stdbuf -oL {pingpong}") as server:
+        assert server.stdout is not None
+        assert "GID ::ffff:10.77.0.1" in server.stdout.readline()
+        with wire.run(1, f"{pingpong} 10.77.0.1") as client:
+            said = client.communicate()
+            assert client.returncode == 0, said
+            assert "20 iters" in said[0]
+        out, err = server.communicate()
+        assert server.returncode == 0, (out, err)
+        assert "GID ::ffff:10.77.1.1" in out
