@@ -29,16 +29,23 @@ Error no_device() {
                "mlx5_ib`), or start the container with the devices under /dev/infiniband");
 }
 
-// The first few reasons; if a setting is at fault, it is the one to remedy.
+// As many reasons as a message has room for; if a setting is at fault, it is the one to remedy.
 Error none_usable(const std::vector<Port>& ports) {
-  constexpr size_t kMost = 2;  // the message has room for no more
+  constexpr size_t kRoom = TE_MESSAGE_BYTES - sizeof ". And 4294967295 more";
   const bool by_setting = std::any_of(ports.begin(), ports.end(), [](const Port& port) { return port.by_setting; });
   std::string text = "no RDMA port can be used";
-  size_t shown = 0;
-  for (const Port& port : ports)
-    if (port.by_setting == by_setting && shown++ < kMost)
-      text.append(shown == 1 ? ": " : ". ").append(name_of(port)).append(": ").append(reason(port));
-  if (shown > kMost) text += format(". And %zu more", shown - kMost);
+  size_t shown = 0, left_out = 0;
+  for (const Port& port : ports) {
+    if (port.by_setting != by_setting) continue;
+    const std::string next = format("%s%s: %s", shown == 0 ? ": " : ". ", name_of(port).c_str(), reason(port).c_str());
+    if (shown > 0 && (left_out > 0 || text.size() + next.size() > kRoom)) {
+      ++left_out;
+    } else {
+      text += next;
+      ++shown;
+    }
+  }
+  if (left_out > 0) text += format(". And %zu more", left_out);
   return Error(by_setting ? Status::kConfig : Status::kTransportUnavailable, text);
 }
 
@@ -66,7 +73,7 @@ Error choose_ports(const std::string& root, const te_rdma_settings& settings, co
   std::vector<Port> chosen;
   for (const std::string& name : names) {
     std::optional<Port> port = find(ports, name);
-    if (!port) port = first_active(list_ports(root, settings, name));
+    if (!port && !name.empty()) port = first_active(list_ports(root, settings, name));
     if (!port)
       return Error(Status::kConfig, format("NIC %s: no RDMA port has this name, and none a GID of such an interface; "
                                            "there are %s",
