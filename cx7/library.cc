@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <map>
 #include <mutex>
 
 #include "native/system.h"
@@ -23,9 +24,7 @@ void** slot(Function* function) {
   return reinterpret_cast<void**>(function);
 }
 
-Error load(Library* l) {
-  const char* named = std::getenv("TE_LIBIBVERBS");
-  const std::string file = named != nullptr && *named != '\0' ? named : "libibverbs.so.1";
+Error load(const std::string& file, Library* l) {
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     return Error(
@@ -86,17 +85,18 @@ Error load(Library* l) {
 
 Error load_library(const Library** out) {
   static std::mutex mutex;
-  static Library library;
-  static bool loaded = false;
+  static std::map<std::string, Library> loaded;
   [[maybe_unused]] static const bool held = (hold_across_forks(&mutex), true);
+  const char* named = std::getenv("TE_LIBIBVERBS");
+  const std::string file = named != nullptr && *named != '\0' ? named : "libibverbs.so.1";
   const std::lock_guard lock(mutex);
-  if (!loaded) {
+  auto found = loaded.find(file);
+  if (found == loaded.end()) {
     Library candidate;
-    if (Error error = load(&candidate)) return error;
-    library = candidate;
-    loaded = true;
+    if (Error error = load(file, &candidate)) return error;
+    found = loaded.emplace(file, candidate).first;
   }
-  *out = &library;
+  *out = &found->second;
   return {};
 }
 

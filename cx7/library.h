@@ -52,7 +52,8 @@ struct Library {
 };
 
 // Loads the library at the first call; later calls return the same object, which is never unloaded. A failure is not
-// remembered: the library may be installed while the process runs. TE_LIBIBVERBS names another file.
+// remembered: the library may be installed while the process runs. TE_LIBIBVERBS names another file (and it is a library of
+// its own, if another was loaded before).
 Error load_library(const Library** out);
 
 // Owns an object of libibverbs and gives it back with the function that belongs to it.

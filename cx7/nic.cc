@@ -169,8 +169,8 @@ void Nic::describe_capabilities() {
   Capabilities& c = capabilities_;
   c.max_write_bytes =
       std::min<uint64_t>(port_attributes_.max_msg_sz == 0 ? kLongestWrite : port_attributes_.max_msg_sz, kLongestWrite);
-  if (options_.chunk_bytes != 0) c.max_write_bytes = std::min(c.max_write_bytes, options_.chunk_bytes);
   c.max_send_bytes = static_cast<uint32_t>(std::min<uint64_t>(c.max_write_bytes, kSendBytes));
+  if (options_.chunk_bytes != 0) c.max_write_bytes = std::min(c.max_write_bytes, options_.chunk_bytes);
   c.nic_depth = depth_ - 1;
   // InfiniBand 9.7.3: requests of one queue pair are executed in the order of their sequence numbers, and an immediate is reported
   // after the bytes of its own and of all earlier requests. The acknowledgement that completes a write says that the

@@ -18,8 +18,14 @@ void copy_text(char* out, size_t size, const std::string& text) {
   out[length] = '\0';
 }
 
-// Entries wished for in each completion queue: own requests, receives and the windows of 512 peers with room to spare.
-constexpr uint32_t kCompletionDepth = 32768;
+// Entries wished for in each completion queue: own requests, and of each peer its window and the messages that it may send. Beyond
+// the most, peers share what there is.
+constexpr uint32_t kMostCompletions = 32768;
+uint32_t completion_depth(const te_settings& v) {
+  const uint64_t own = v.nic_depth == 0 ? 2048 : v.nic_depth + 64;
+  const uint64_t each = std::max(v.immediate_window, v.message_window + 32);
+  return static_cast<uint32_t>(std::min<uint64_t>(kMostCompletions, own + 2 * each * (v.max_peers + 1)));
+}
 
 uint64_t start_generation() {
   timespec t;
@@ -92,7 +98,7 @@ Error Engine::start() {
   options.nic_count = v.nic_count;
   options.sim = settings_.sim;
   options.nic_depth = v.nic_depth;
-  options.completion_depth = kCompletionDepth;
+  options.completion_depth = completion_depth(v);
   options.chunk_bytes = v.chunk_bytes;
   options.port_low = v.port_low;
   options.port_high = v.port_high;

@@ -29,6 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             pytest.param(case, id=str(case), marks=skipped_by_request if case.transport.name in SKIPPED else ())
             for case in mark.args[0]
         ],
+        indirect=True,
     )
 
 
@@ -62,6 +63,14 @@ def spawn() -> Iterator[Callable[[], Child]]:
     yield start
     for child in children:
         child.close()
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
+    wanted: Case = request.param
+    for variable, value in wanted.transport.environment:
+        monkeypatch.setenv(variable, value)
+    return wanted
 
 
 @pytest.fixture

@@ -26,22 +26,67 @@ __all__ = [
 class Transport:
     """What the suite must know before it opens an engine; the rest is asked of engine.describe()."""
 
-    name: str
+    name: str  # as the suite calls it
     apart: bool  # engines of different processes can meet
     faults: bool  # faults can be injected
-    nics: tuple[str, ...] | None  # tests keep to the loopback interface
+    nics: tuple[str, ...] | None = None  # tests keep to the loopback interface
     options: str | None = None
+    asked: str = ""  # the engine's transport, where it has another name
+    devices: tuple[str, ...] = ()  # NICs to choose from; the two sides take them from the two ends
+    environment: tuple[tuple[str, str], ...] = ()
+    changes: tuple[tuple[str, Any], ...] = ()  # settings of all engines
+
+    @property
+    def engine(self) -> str:
+        return self.asked or self.name
+
+    def settings(self, nics: int, *, far: bool) -> dict[str, Any]:
+        """Settings of an engine with that many NICs on one of the two sides."""
+        names = (self.devices[::-1] if far else self.devices)[:nics] or self.nics
+        return {
+            "transport": self.engine,
+            "nics": names,
+            "nic_count": nics,
+            "sim": self.options,
+            **dict(self.changes),
+        }
 
 
-# The simulated fabric is set to be unfriendly: out of order, in pieces, sometimes busy.
-TRANSPORTS = {
-    transport.name: transport
-    for transport in (
-        Transport("sim", apart=False, faults=True, nics=None, options="delay=2,mtu=1000,busy=0.02,seed=1"),
+def on_this_machine() -> list[Transport]:
+    """In a guest with RDMA devices: these. Elsewhere the software fabrics, and cx7 over a stand-in for libibverbs."""
+    if os.environ.get("TE_RDMA_GUEST"):
+        # The guest is emulated, and memory that is touched costs it dearly.
+        small = {"max_peers": 16, "immediate_window": 64, "nic_depth": 128, "operations": 1024, "max_regions": 4096}
+        devices = tuple(sorted(os.listdir("/sys/class/infiniband")))
+        return [Transport("rxe", apart=True, faults=False, asked="cx7", devices=devices, changes=tuple(small.items()))]
+    # The simulated fabric is set to be unfriendly: out of order, in pieces, sometimes busy.
+    unfriendly = "delay=2,mtu=1000,busy=0.02,seed=1"
+    found = [
+        Transport("sim", apart=False, faults=True, options=unfriendly),
         Transport("tcp", apart=True, faults=False, nics=("lo",)),
-        Transport("shm", apart=True, faults=False, nics=None),
-    )
-}
+        Transport("shm", apart=True, faults=False),
+    ]
+    if library := os.environ.get("TE_TEST_STANDIN"):
+        count = 16
+        environment = {
+            "TE_LIBIBVERBS": library,
+            "TE_RDMA_ROOT": os.path.join(os.path.dirname(library), "standin"),
+            "TE_STANDIN_DEVICES": str(count),
+        }
+        found.append(
+            Transport(
+                "standin",
+                apart=False,
+                faults=False,
+                asked="cx7",
+                devices=tuple(f"standin{i}" for i in range(count)),
+                environment=tuple(environment.items()),
+            )
+        )
+    return found
+
+
+TRANSPORTS = {transport.name: transport for transport in on_this_machine()}
 # Transports that may be missing here; anything else that is missing fails the suite.
 SKIPPED = tuple(os.environ.get("TE_TEST_SKIP_TRANSPORTS", "").replace(",", " ").split())
 
@@ -64,11 +109,9 @@ class Case:
         return f"{self.transport.name}{'-apart' if self.apart else ''}-{count}"
 
     def settings(self, *, far: bool = False, **changes: Any) -> dict[str, Any]:
+        count = changes.pop("nic_count", self.far_nics if far else self.nics)
         return {
-            "transport": self.transport.name,
-            "nics": self.transport.nics,
-            "nic_count": self.far_nics if far else self.nics,
-            "sim": self.transport.options,
+            **self.transport.settings(count, far=far),
             "core": "none",
             "timeout_s": SOON_S,
             **dict(self.changes),
@@ -89,11 +132,12 @@ def on(
     counts = {False: list(nics), True: list(nics if nics_apart is None else nics_apart)}
     cases = [
         Case(transport, *(count if isinstance(count, tuple) else (count, count)), placed)
-        for transport in (TRANSPORTS[name] for name in transports)
+        for transport in (TRANSPORTS[name] for name in transports if name in TRANSPORTS)
         if transport.faults or not faults
         for placed in ((False, True) if apart is None else (apart,))
         if transport.apart or not placed
         for count in counts[placed]
+        if not transport.devices or np.max(count) <= len(transport.devices)
     ]
     return pytest.mark.cases(cases)
 

@@ -10,11 +10,13 @@ from .rig import SKIPPED, TRANSPORTS, Rig, on
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_every_transport_of_this_suite_is_here(name: str) -> None:
+def test_every_transport_of_this_suite_is_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in SKIPPED:
         pytest.skip("TE_TEST_SKIP_TRANSPORTS names it")
-    found = te.probe(name)
-    assert found["transport"] == name
+    for variable, value in TRANSPORTS[name].environment:
+        monkeypatch.setenv(variable, value)
+    found = te.probe(TRANSPORTS[name].engine)
+    assert found["transport"] == TRANSPORTS[name].engine
     assert found["provider"]
     assert found["library"]
 
