@@ -25,13 +25,15 @@ struct Verbs {
 #define TE_VERBS_FUNCTIONS(X)                                                                                        \
   X(ibv_get_device_list)                                                                                             \
   X(ibv_free_device_list)                                                                                            \
-  X(ibv_open_device) X(ibv_close_device) X(ibv_query_device) X(ibv_query_gid) X(_ibv_query_gid_ex) X(ibv_query_pkey) \
-      X(ibv_alloc_pd) X(ibv_dealloc_pd) X(ibv_reg_mr_iova2) X(ibv_reg_dmabuf_mr) X(ibv_dereg_mr)                     \
-          X(ibv_create_comp_channel) X(ibv_destroy_comp_channel) X(ibv_create_cq) X(ibv_destroy_cq)                  \
-              X(ibv_get_cq_event) X(ibv_ack_cq_events) X(ibv_create_srq) X(ibv_destroy_srq) X(ibv_modify_srq)        \
-                  X(ibv_create_qp) X(ibv_modify_qp) X(ibv_query_qp) X(ibv_destroy_qp) X(ibv_create_ah)               \
-                      X(ibv_destroy_ah) X(ibv_get_async_event) X(ibv_ack_async_event) X(ibv_wc_status_str)           \
-                          X(ibv_event_type_str)
+  X(ibv_open_device)                                                                                                 \
+  X(ibv_close_device)                                                                                                \
+  X(ibv_query_device)                                                                                                \
+  X(ibv_query_gid)                                                                                                   \
+  X(_ibv_query_gid_ex) X(ibv_query_pkey) X(ibv_alloc_pd) X(ibv_dealloc_pd) X(ibv_reg_mr_iova2) X(ibv_reg_dmabuf_mr)  \
+      X(ibv_dereg_mr) X(ibv_create_comp_channel) X(ibv_destroy_comp_channel) X(ibv_create_cq) X(ibv_destroy_cq)      \
+          X(ibv_get_cq_event) X(ibv_ack_cq_events) X(ibv_create_srq) X(ibv_destroy_srq) X(ibv_modify_srq)            \
+              X(ibv_create_qp) X(ibv_modify_qp) X(ibv_query_qp) X(ibv_destroy_qp) X(ibv_create_ah) X(ibv_destroy_ah) \
+                  X(ibv_get_async_event) X(ibv_ack_async_event) X(ibv_wc_status_str) X(ibv_event_type_str)
 #define TE_VERBS_MEMBER(name) decltype(&::name) name = nullptr;
   TE_VERBS_FUNCTIONS(TE_VERBS_MEMBER)
 #undef TE_VERBS_MEMBER
@@ -81,11 +83,10 @@ struct Fabric {
     CAPTURE(text);
     REQUIRE(v.command(text.c_str()) == 0);
   }
-  void expect_violations() {
+  void expect_violations(uint64_t count) {
     command("set quiet=1");
-    violations = ~uint64_t{0};
+    violations = count;
   }
-  void had_violations(uint64_t count) { violations = count; }
 };
 
 // A context with everything for one reliable queue pair and, if wanted, a datagram queue pair.
@@ -303,6 +304,14 @@ class End {
   ibv_mr* mr = nullptr;
   ibv_qp *rc = nullptr, *ud = nullptr;
 };
+
+using Events = std::vector<ibv_event_type>;
+using Statuses = std::vector<ibv_wc_status>;
+inline Statuses statuses(const End& end) {
+  Statuses found;
+  for (const ibv_wc& wc : end.done) found.push_back(wc.status);
+  return found;
+}
 
 // Polls both until it is so.
 template <typename Condition>

@@ -59,6 +59,7 @@ int reset(Fabric& f) {
   for (const auto& device : f.devices) {
     set_port(f, device->index, true);
     device->fatal = false;
+    device->next_number = kFirstNumber;
     for (const auto& [key, pair] : device->pairs)
       for (auto* counter : {&pair->fast.calls, &pair->fast.posted, &pair->fast.signalled, &pair->fast.inlined})
         *counter = 0;
@@ -157,10 +158,17 @@ int run(Fabric& f, std::string_view verb, const Numbers& n) {
   return EINVAL;
 }
 
+int set_options(Fabric& f, std::string_view text) {
+  const uint64_t seed = f.options.seed;
+  if (!parse_options(text, &f.options)) return EINVAL;
+  if (f.options.seed != seed) f.random = Random(f.options.seed);
+  return 0;
+}
+
 int run_command(Fabric& f, std::string_view command) {
   const Words words = split(command);
   if (words.empty()) return EINVAL;
-  if (words[0] == "set") return words.size() == 2 && parse_options(words[1], &f.options) ? 0 : EINVAL;
+  if (words[0] == "set") return words.size() == 2 ? set_options(f, words[1]) : EINVAL;
   const bool late = words[0] == "wc_error" && words.size() == 4 && words[3] == "landed";
   Numbers numbers;
   for (size_t i = 1; i < words.size() - (late ? 1 : 0); ++i) {

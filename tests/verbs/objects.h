@@ -23,6 +23,7 @@ namespace standin {
 inline constexpr int kGids = 4;  // slots of a port's table; the last two are empty
 inline constexpr size_t kSges = 8;
 inline constexpr uint32_t kGrhBytes = 40;
+inline constexpr uint32_t kFirstNumber = 0x100;  // of queue pairs
 
 struct Context;
 struct Qp;
@@ -37,7 +38,7 @@ struct Device : ibv_device {
   uint32_t index = 0;
   bool up = true, fatal = false;
   ibv_gid gids[kGids] = {};
-  uint32_t next_number = 0x100;
+  uint32_t next_number = kFirstNumber;
   std::unordered_map<uint32_t, Qp*> pairs;
   std::vector<Context*> contexts;
 };

@@ -83,7 +83,7 @@ ibv_qp* ibv_create_qp(ibv_pd* handle, ibv_qp_init_attr* wanted) {
   made->device = &device;
   while (device.pairs.contains(device.next_number)) device.next_number = (device.next_number + 1) & 0xffffff;
   made->qp_num = made->handle = device.next_number;
-  device.next_number = std::max(0x100u, (device.next_number + 1) & 0xffffff);
+  device.next_number = std::max(kFirstNumber, (device.next_number + 1) & 0xffffff);
   device.pairs[made->qp_num] = made;
   ++domain->uses;
   ++send_queue->uses;
