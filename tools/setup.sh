@@ -84,6 +84,7 @@ find_missing() {
   compiles 'cstdint span stop_token' || missing+=(g++)
   compiles 'doctest/doctest.h' || missing+=(doctest-dev)
   { compiles 'rdma/fabric.h' && has_library libfabric.so.1; } || missing+=(libfabric-dev)
+  compiles 'infiniband/verbs.h' || missing+=(libibverbs-dev)
   has_library libhwloc.so.15 || missing+=(libhwloc15) # tests of topologies; the package runs without it
   choose_python
   if [[ -z $python ]]; then
