@@ -22,17 +22,19 @@ inline std::string standin_path() {
 }
 
 struct Verbs {
-#define TE_VERBS_FUNCTIONS(X)                                                                                        \
-  X(ibv_get_device_list)                                                                                             \
-  X(ibv_free_device_list)                                                                                            \
-  X(ibv_open_device)                                                                                                 \
-  X(ibv_close_device)                                                                                                \
-  X(ibv_query_device)                                                                                                \
-  X(ibv_query_gid)                                                                                                   \
-  X(_ibv_query_gid_ex) X(ibv_query_pkey) X(ibv_alloc_pd) X(ibv_dealloc_pd) X(ibv_reg_mr_iova2) X(ibv_reg_dmabuf_mr)  \
-      X(ibv_dereg_mr) X(ibv_create_comp_channel) X(ibv_destroy_comp_channel) X(ibv_create_cq) X(ibv_destroy_cq)      \
-          X(ibv_get_cq_event) X(ibv_ack_cq_events) X(ibv_create_srq) X(ibv_destroy_srq) X(ibv_modify_srq)            \
-              X(ibv_create_qp) X(ibv_modify_qp) X(ibv_query_qp) X(ibv_destroy_qp) X(ibv_create_ah) X(ibv_destroy_ah) \
+#define TE_VERBS_FUNCTIONS(X)                                                                                       \
+  X(ibv_get_device_list)                                                                                            \
+  X(ibv_free_device_list)                                                                                           \
+  X(ibv_open_device)                                                                                                \
+  X(ibv_close_device)                                                                                               \
+  X(ibv_query_device)                                                                                               \
+  X(ibv_query_gid)                                                                                                  \
+  X(_ibv_query_gid_ex)                                                                                              \
+  X(ibv_query_pkey)                                                                                                 \
+  X(ibv_alloc_pd) X(ibv_dealloc_pd) X(ibv_reg_mr_iova2) X(ibv_reg_dmabuf_mr) X(ibv_dereg_mr)                        \
+      X(ibv_create_comp_channel) X(ibv_destroy_comp_channel) X(ibv_create_cq) X(ibv_destroy_cq) X(ibv_get_cq_event) \
+          X(ibv_ack_cq_events) X(ibv_create_srq) X(ibv_destroy_srq) X(ibv_modify_srq) X(ibv_create_qp)              \
+              X(ibv_modify_qp) X(ibv_query_qp) X(ibv_destroy_qp) X(ibv_create_ah) X(ibv_destroy_ah)                 \
                   X(ibv_get_async_event) X(ibv_ack_async_event) X(ibv_wc_status_str) X(ibv_event_type_str)
 #define TE_VERBS_MEMBER(name) decltype(&::name) name = nullptr;
   TE_VERBS_FUNCTIONS(TE_VERBS_MEMBER)
@@ -102,6 +104,7 @@ class End {
     bool channel = false;
     int entries = 1024;
     uint32_t inline_bytes = 64;
+    uint32_t depth = kDepth;
     uint8_t retries = 7, rnr_retries = 7;
     unsigned access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   };
@@ -116,7 +119,7 @@ class End {
     cq = v.ibv_create_cq(context, w.entries, this, channel, 0);
     REQUIRE(cq != nullptr);
     ibv_srq_init_attr shared{};
-    shared.attr = {kDepth, 1, 0};
+    shared.attr = {w.depth, 1, 0};
     srq = v.ibv_create_srq(pd, &shared);
     REQUIRE(srq != nullptr);
     mr = v.ibv_reg_mr_iova2(pd, bytes.data(), bytes.size(), reinterpret_cast<uint64_t>(bytes.data()), w.access);
@@ -141,7 +144,7 @@ class End {
     a.send_cq = a.recv_cq = cq;
     a.srq = wishes.shared_receives && type == IBV_QPT_RC ? srq : nullptr;
     a.qp_type = type;
-    a.cap = {kDepth, kDepth, 2, 1, wishes.inline_bytes};
+    a.cap = {wishes.depth, wishes.depth, 2, 1, wishes.inline_bytes};
     ibv_qp* made = v.ibv_create_qp(pd, &a);
     REQUIRE(made != nullptr);
     return made;
