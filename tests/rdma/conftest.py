@@ -28,13 +28,24 @@ else:
     collect_ignore = sorted(TESTS)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def forbid_skipping(report: pytest.TestReport | pytest.CollectReport) -> None:
     """What is missing here is a failure: the guest exists to have it."""
-    report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} was skipped, which no test of this folder may be: {report.longrepr}"
+        report.longrepr = f"{report.nodeid} was skipped, which nothing in this folder may be: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    forbid_skipping(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    forbid_skipping(report)
     return report
 
 
@@ -56,7 +67,7 @@ class Player:
 
 @pytest.fixture(scope="session")
 def player() -> Iterator[Player]:
-    """verbs = player("name", argument=...)"""
+    """Called with the name of the function and its arguments."""
     command = ["/usr/bin/python3", "-I", str(HERE / "player.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
