@@ -388,6 +388,8 @@ def test_the_variable_of_the_gid_index_counts_and_is_named_when_it_leads_nowhere
         host.environment = {"TE_GID_INDEX": value}
         assert port_finding(host, *gids).facts["gid_index"] == index
     host = on()
+    host.environment = {"TE_GID_INDEX": "0"}
+    assert "unset TE_GID_INDEX" in port_finding(host, *gids).remedy
     host.environment = {"TE_GID_INDEX": "5"}
     finding = port_finding(host, *gids)
     assert finding.severity is Severity.WARNING

@@ -149,12 +149,14 @@ def _port(host: Host, port: RdmaPort) -> Finding:
     what += f", LID {port.lid}" if port.lid else ""
     what += f", GID {port.gid_index} is {port.gid}"
     what += f" of {port.interface} ({port.why})" if port.interface else f" ({port.why})"
-    address = f"give {port.interface or 'its network interface'} an IPv4 address; RoCE v2 GIDs appear by themselves"
+    better = f"give {port.interface or 'its network interface'} an IPv4 address; RoCE v2 GIDs appear by themselves"
+    if host.environment.get(variable_of("gid_index")):
+        better = f"unset {variable_of('gid_index')}: then the best GID there is will be taken"
     if port.gid_kind == "RoCE v1":
         so = "without a RoCE v2 GID the port cannot be routed, and most fabrics drop its packets"
-        return warning(name, what, so, address, **facts)
+        return warning(name, what, so, better, **facts)
     if port.gid and port.link_layer == "Ethernet" and ipaddress.ip_address(port.gid).is_link_local:
-        return note(name, what, "only peers on the same Ethernet segment can be reached", address, **facts)
+        return note(name, what, "only peers on the same Ethernet segment can be reached", better, **facts)
     if port.link_layer == "Ethernet" and mtu is not None and mtu < _FULL_MTU:
         so = f"packets carry at most {_path_mtu(mtu)} bytes of 4096: more packets, less bandwidth"
         remedy = f"where the switches allow it, `ip link set {port.interface} mtu 9000` on all hosts"
