@@ -134,7 +134,7 @@ uint32_t Nic::poll_bootstrap() {
     }
     if (entry.status == IBV_WC_SUCCESS && entry.byte_len > kHeaderBytes)
       switchboard_->receive(std::span(incoming_[index].data + kHeaderBytes, entry.byte_len - kHeaderBytes), now_ns());
-    if (!post_parcel_receive(index)) up_.store(false, std::memory_order_relaxed);
+    if (!post_parcel_receive(index)) set_state("its datagram queue pair failed");
   }
   return count > 0 ? static_cast<uint32_t>(count) : 0;
 }

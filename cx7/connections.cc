@@ -198,7 +198,8 @@ void Nic::down(uint32_t connection, Loss loss) {
 
 void Nic::forget_events(uint32_t connection) {
   std::erase_if(events_, [connection](const Completion& event) {
-    return event.kind != CompletionKind::kSent && event.path == connection;
+    return (event.kind == CompletionKind::kPathUp || event.kind == CompletionKind::kPathDown) &&
+           event.path == connection;
   });
 }
 

@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include "cx7/nic.h"
 #include "native/system.h"
@@ -46,21 +47,49 @@ bool Nic::arm() {
   return poll_bootstrap() == 0 && entry_count_ == 0 && events_.empty();
 }
 
+// nullptr: all is well. What has failed for good stays so.
+void Nic::set_state(const char* trouble) {
+  if (fatal_) return;
+  const bool was_up = up_.load(std::memory_order_relaxed);
+  state_.store(trouble == nullptr ? "" : trouble, std::memory_order_relaxed);
+  up_.store(trouble == nullptr, std::memory_order_relaxed);
+  if (was_up == (trouble == nullptr)) return;
+  Completion event;
+  event.kind = trouble == nullptr ? CompletionKind::kNicUp : CompletionKind::kNicDown;
+  events_.push_back(event);
+}
+
+// The address under which peers know this NIC was given out at the start. If the port has another one now, they cannot reach it.
+void Nic::check_address() {
+  ibv_port_attr port{};
+  ibv_gid gid{};
+  if (library_.query_port(context_.get(), port_.number, reinterpret_cast<_compat_ibv_port_attr*>(&port)) != 0) return;
+  if (port.state != IBV_PORT_ACTIVE) return set_state("port down");
+  const bool same_gid = library_.query_gid(context_.get(), port_.number, port_.gid_index, &gid) == 0 &&
+                        std::memcmp(gid.raw, own_.gid, sizeof gid.raw) == 0;
+  set_state(!same_gid                                ? "the port's GID has changed: open the engine anew"
+            : !own_.ethernet && port.lid != own_.lid ? "the port's LID has changed: open the engine anew"
+                                                     : nullptr);
+}
+
 void Nic::take_async_events() {
   ibv_async_event event{};
   while (library_.get_async_event(context_.get(), &event) == 0) {
     switch (event.event_type) {
       case IBV_EVENT_PORT_ERR:
-        if (event.element.port_num == port_.number) up_.store(false, std::memory_order_relaxed);
+        if (event.element.port_num == port_.number) set_state("port down");
         break;
       case IBV_EVENT_PORT_ACTIVE:
-        if (event.element.port_num == port_.number) up_.store(true, std::memory_order_relaxed);
+      case IBV_EVENT_GID_CHANGE:
+      case IBV_EVENT_LID_CHANGE:
+        if (event.element.port_num == port_.number) check_address();
         break;
       case IBV_EVENT_DEVICE_FATAL:
       case IBV_EVENT_CQ_ERR:
       case IBV_EVENT_SRQ_ERR:
+        set_state(event.event_type == IBV_EVENT_DEVICE_FATAL ? "device lost" : "a queue of the device failed");
         fatal_ = true;
-        up_.store(false, std::memory_order_relaxed);
+        switchboard_->fail_all();
         break;
       case IBV_EVENT_QP_FATAL:
       case IBV_EVENT_QP_REQ_ERR:

@@ -31,6 +31,7 @@ class Nic final : public Effects {
   NicInfo info() const {
     NicInfo info = description_;
     info.up = up_.load(std::memory_order_relaxed);
+    info.state = state_.load(std::memory_order_relaxed);
     return info;
   }
 
@@ -121,6 +122,8 @@ class Nic final : public Effects {
   // events.cc
   Error open_sleep();
   void take_async_events();
+  void set_state(const char* trouble);
+  void check_address();
   void drain_channel();
 
   const Library& library_;
@@ -129,6 +132,7 @@ class Nic final : public Effects {
   NicInfo description_;
   Capabilities capabilities_;
   std::atomic<bool> up_{true};
+  std::atomic<const char*> state_{""};
   bool fatal_ = false;  // the device, or a queue that all connections share, is lost for good
   ibv_device_attr device_{};
   ibv_port_attr port_attributes_{};

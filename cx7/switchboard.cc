@@ -152,6 +152,10 @@ void Switchboard::close(uint32_t index) {
 
 void Switchboard::fail(uint32_t index) { go_down(index, Loss::kFailed, true); }
 
+void Switchboard::fail_all() {
+  for (uint32_t i = 0; i < connections_.size(); ++i) go_down(i, Loss::kFailed, false);
+}
+
 void Switchboard::heard(uint32_t index) {
   if (connections_[index].state == State::kBound) go_up(index);
 }

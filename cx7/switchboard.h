@@ -76,6 +76,7 @@ class Switchboard {
   void close(uint32_t connection);
   // The data path saw it fail.
   void fail(uint32_t connection);
+  void fail_all();
   // Something came over its queue pairs: the other side is bound.
   void heard(uint32_t connection);
   void receive(std::span<const uint8_t> datagram, int64_t now);

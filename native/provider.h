@@ -92,7 +92,9 @@ enum class CompletionKind : uint8_t {
   kReceived,   // a posted receive holds `length` bytes
   kImmediate,  // a peer's kWriteImmediate has been placed; `immediate` is its value
   kPathUp,     // connected_paths: `path` is ready
-  kPathDown    // `path` failed; its work requests complete with errors of their own
+  kPathDown,   // `path` failed; its work requests complete with errors of their own
+  kNicDown,    // the NIC cannot send for now (its port is down): new work had better go elsewhere
+  kNicUp
 };
 
 struct Completion {
@@ -113,6 +115,7 @@ struct NicInfo {
   std::string name;  // interface or device
   te_nic_address address{};
   bool up = true;
+  const char* state = "";  // in words, where there is more to say; a text that stays
 };
 
 // How to open a provider: a copy of the settings that concern it.

@@ -170,6 +170,7 @@ typedef struct te_nic_info {
   char name[64];
   te_nic_address address;
   uint32_t up;
+  char state[64]; /* in words, where there is more to say than `up`: "port down" */
   uint32_t depth; /* work requests that may be in flight */
   uint32_t in_flight;
   uint64_t writes, write_bytes, sends, receives, immediates, reads, errors, busy; /* busy: posts refused for now */

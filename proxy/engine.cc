@@ -358,6 +358,7 @@ Error Engine::describe_nic(uint32_t nic, te_nic_info* out) {
   copy_text(out->name, sizeof out->name, namesakes == 0 ? info.name : format("%s#%u", info.name.c_str(), namesakes));
   out->address = info.address;
   out->up = info.up;
+  copy_text(out->state, sizeof out->state, info.state);
   out->depth = state.depth;
   out->in_flight = s.in_flight.load(std::memory_order_relaxed);
   out->writes = s.writes.load(std::memory_order_relaxed);

@@ -54,6 +54,14 @@ struct Session {
   bool paths_open = false;
   uint32_t paths_coming = 0;  // connected_paths: that are not up yet; nothing is said before they are
   uint32_t paths_reopened = 0;
+  uint32_t paths_down = 0;  // mask of our NICs that have no path to the peer for now
+  // Connected paths that broke while others hold: made anew, again and again, until the NIC serves again.
+  struct Broken {
+    uint32_t nic, remote_nic;
+    bool extra;  // one of extra_paths
+    int64_t retry_at, wait;
+  };
+  std::vector<Broken> broken;
   bool hello_seen = false;   // we know their token
   bool saying_bye = false;   // they will post nothing more, or we asked them to drain
   bool bye_done = false;     // they said that they have drained

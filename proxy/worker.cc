@@ -27,6 +27,7 @@ Worker::Worker(Engine* engine)
       settings_(engine->settings_.values),
       nic_count_(engine->nic_count_),
       all_nics_((1u << engine->nic_count_) - 1),
+      nics_up_(all_nics_),
       max_chunk_(std::min(engine->capabilities_.max_write_bytes,
                           settings_.chunk_bytes == 0 ? UINT64_MAX : settings_.chunk_bytes)),
       fragment_bytes_(std::min<uint32_t>(engine->capabilities_.max_send_bytes, 8192)),

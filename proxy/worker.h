@@ -6,7 +6,7 @@
 //
 // Split by verb: worker.cc (loop, sleep, clock), worker_commands.cc (what callers ask for), worker_finish.cc (how operations end), worker_post.cc (operations to work
 // requests), worker_complete.cc (completions, immediates), worker_control.cc (messages between engines), worker_session.cc
-// (acquaintance and loss), worker_attach.cc (attach, revoke), worker_fence.cc (closing regions and counters, fences).
+// (acquaintance and loss), worker_paths.cc (paths that come, break and are mended), worker_attach.cc (attach, revoke), worker_fence.cc (closing regions and counters, fences).
 #pragma once
 
 #include <atomic>
@@ -111,6 +111,7 @@ class Worker {
   bool has_room(const Peer& peer, uint32_t nic) const;
   bool needs_immediate(const Operation& op, const Part& part, uint64_t unit) const;
   bool take_slot(Peer& peer, Operation& op);
+  void give_up(Operation& op, uint32_t nic);
   void append(Peer& peer, Operation& op, uint32_t part, WorkKind kind);
   void fill_write(Operation& op, const Part& part, uint64_t unit, WorkRequest* request);
   void fill_immediate(Operation& op, const Part& part, uint64_t unit, WorkItem* item, WorkRequest* request);
@@ -163,8 +164,18 @@ class Worker {
   Error start_session(Peer& peer);
   uint32_t grant_window();
   Error open_paths(Peer& peer);
-  Peer* owner_of(uint32_t nic, PathId path, PathId** slot);
+
+  // --- worker_paths.cc
+  PathId* path_slot(Session& session, uint32_t nic, PathId path, uint32_t* remote_nic);
   void path_changed(uint32_t nic, const Completion& completion);
+  void path_up(Peer& peer, uint32_t nic, uint32_t remote_nic);
+  void path_down(Peer& peer, uint32_t nic, uint32_t remote_nic, PathId* slot, const Completion& completion);
+  void mend_paths(Peer& peer);
+  void nic_changed(uint32_t nic, bool up);
+  uint32_t usable_nics(const Peer& peer) const;
+  // A path may break and the peer live on: kPathDown decides.
+  bool spares_peer() const { return capabilities_.connected_paths && nic_count_ > 1; }
+  bool reroute(Peer& peer, Operation& op, Part& part);
   void service_session(Peer& peer);
   void send_hello(Peer& peer, bool acknowledgement);
   void take_hello(std::span<const uint8_t> body);
@@ -232,6 +243,7 @@ class Worker {
   const te_settings& settings_;
   const uint32_t nic_count_;
   const uint32_t all_nics_;  // mask
+  uint32_t nics_up_;         // mask: those whose ports are up
   const uint64_t max_chunk_;
   const uint32_t fragment_bytes_;
 
@@ -279,6 +291,7 @@ class Worker {
   uint32_t batch_nic_ = 0, batch_count_ = 0, blocked_ = 0;  // blocked_: mask of NICs that take nothing more this time
   Operation* refused_ = nullptr;
   int refused_status_ = 0;
+  uint32_t refused_nic_ = 0;
   WorkRequest requests_[kBatch];
   WorkItem* batch_items_[kBatch] = {};
   Completion completions_[64];  // of one poll; a member, since building it costs more than an idle poll

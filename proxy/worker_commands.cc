@@ -1,5 +1,6 @@
 // What callers ask for: from the command ring to the lists of a peer.
 #include <algorithm>
+#include <bit>
 
 #include "proxy/worker.h"
 
@@ -165,18 +166,22 @@ void Worker::plan(Operation& op) {
   const bool pages = op.kind == OperationKind::kPages;
   op.chunks = pages ? chunk_count(op.length, max_chunk_) : 1;
   const uint64_t bytes = pages ? op.length * op.page_count : op.length;
-  uint32_t parts = nic_count_ == 1 ? 1 : part_count(bytes, nic_count_, settings_.shard_bytes);
+  const uint32_t usable = usable_nics(peer);
+  uint32_t parts =
+      nic_count_ == 1 ? 1 : part_count(bytes, static_cast<uint32_t>(std::popcount(usable)), settings_.shard_bytes);
   if (pages) parts = static_cast<uint32_t>(std::min<uint64_t>(parts, op.page_count));
   op.parts = static_cast<uint8_t>(parts);
   const uint64_t longest = pages ? (op.page_count + parts - 1) / parts : 1;
   op.each_page =
       pages && op.counter != nullptr && op.chunks == 1 && settings_.page_immediates != TE_PAGES_LAST &&
       (settings_.page_immediates == TE_PAGES_EACH || (!capabilities_.ordered_writes && longest <= kEagerPages));
-  const uint32_t first = peer.next_nic;
+  uint32_t nic = peer.next_nic;
   peer.next_nic = (peer.next_nic + 1) % nic_count_;
   bool body = false;
   for (uint32_t i = 0; i < parts; ++i) {
-    plan_part(op, i, (first + i) % nic_count_);
+    while ((usable >> nic & 1) == 0) nic = (nic + 1) % nic_count_;
+    plan_part(op, i, nic);
+    nic = (nic + 1) % nic_count_;
     body |= op.part[i].units > op.part[i].finals;
   }
   // On an ordered transport the final units may follow the body at once; without a body there is nothing to wait for.

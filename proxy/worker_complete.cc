@@ -25,6 +25,9 @@ void Worker::complete(uint32_t nic, const Completion& c) {
     case CompletionKind::kPathUp:
     case CompletionKind::kPathDown:
       return path_changed(nic, c);
+    case CompletionKind::kNicDown:
+    case CompletionKind::kNicUp:
+      return nic_changed(nic, c.kind == CompletionKind::kNicUp);
     case CompletionKind::kSent:
       break;
   }
@@ -67,7 +70,9 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
       op->stopped = true;
       if (op->queue != Queue::kNone) leave_queue(op);
       // The transfer ends when its work requests have drained, so that it is quiesced; see advance.
-      if (current && peer.connected() && (c.status == Status::kTransport || c.status == Status::kCancelled))
+      const bool one_path_of_several = c.status == Status::kPeerLost && spares_peer();
+      if (current && peer.connected() &&
+          (c.status == Status::kTransport || c.status == Status::kCancelled || one_path_of_several))
         doubt(peer, *op, c, static_cast<int>(nic));
       else note_failed_request(*op, c, static_cast<int>(nic));
     }
@@ -79,7 +84,7 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
       acknowledge_revocation(peer, *end, end == op->remote);
   if (op->in_flight == 0 && op->queue == Queue::kNone) advance(op);
   if (!current) answer_drain(peer);
-  if (c.status == Status::kPeerLost && current && peer.connected())
+  if (c.status == Status::kPeerLost && current && peer.connected() && !spares_peer())
     lose(peer, Status::kPeerLost, "the connection to the peer broke");
 }
 
@@ -100,7 +105,7 @@ void Worker::resolve_doubts() {
     Session& s = peer->session;
     const Death death = peer->connected() ? provider_.death_of(0, s.paths[0]) : Death::kNotProven;
     if (death == Death::kProven) lose(*peer, Status::kPeerLost, kDeadText);
-    else if (death == Death::kAsking && now_ < s.doubt_until) continue;
+    else if ((death == Death::kAsking || spares_peer()) && now_ < s.doubt_until) continue;
     peer->session.doubt_until = 0;
     std::erase(doubted_, peer);
     for (Operation* op = active_.front(); op != nullptr;) {

@@ -19,7 +19,6 @@ constexpr int64_t kFirstHelloWait = 20 * kMillisecond;
 constexpr int64_t kLongestHelloWait = 500 * kMillisecond;
 constexpr int64_t kStrayAnswerEvery = 50 * kMillisecond;
 constexpr uint32_t kUnsequencedReserve = 8;
-constexpr uint32_t kMostReopened = 8;
 
 bool same_nic(const te_nic_address& a, const te_nic_address& b) {
   return a.length == b.length && std::memcmp(a.bytes, b.bytes, a.length) == 0;
@@ -112,55 +111,6 @@ Error Worker::open_paths(Peer& peer) {
   return error;
 }
 
-Peer* Worker::owner_of(uint32_t nic, PathId path, PathId** slot) {
-  for (Peer* peer = known_.front(); peer != nullptr; peer = known_.next(peer)) {
-    Session& s = peer->session;
-    if (!s.paths_open) continue;
-    *slot = &s.paths[nic];
-    if (**slot == path) return peer;
-    for (Session::ExtraPath& extra : s.extra_paths) {
-      *slot = &extra.path;
-      if (extra.nic == nic && extra.path == path) return peer;
-    }
-  }
-  return nullptr;
-}
-
-// Providers whose paths are connections of their own say when one is there, and when it has failed.
-void Worker::path_changed(uint32_t nic, const Completion& c) {
-  PathId* slot = nullptr;
-  Peer* peer = owner_of(nic, c.path, &slot);
-  if (peer == nullptr) return;
-  Session& s = peer->session;
-  if (c.kind == CompletionKind::kPathUp) {
-    if (s.paths_coming > 0 && --s.paths_coming == 0) s.hello_at = now_;
-    return;
-  }
-  bump(nics_[nic].statistics.errors);
-  // The other side may be giving up an older connection at the very moment in which we make a new one.
-  const bool connecting = peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING;
-  if (connecting && c.status == Status::kPeerLost && s.paths_reopened < kMostReopened) {
-    const auto theirs = std::find_if(s.extra_paths.begin(), s.extra_paths.end(),
-                                     [slot](const Session::ExtraPath& extra) { return &extra.path == slot; });
-    const uint32_t remote_nic =
-        theirs == s.extra_paths.end() ? paired_nic(nic, peer->address.nic_count) : theirs->remote_nic;
-    ++s.paths_reopened;
-    provider_.close_path(nic, *slot);
-    const Error error = provider_.open_path(nic, peer->address.nics[remote_nic], peer->address.generation, slot);
-    if (!error) {
-      ++s.paths_coming;
-      return;
-    }
-    *slot = kNoPath;
-    return lose(*peer, Status::kPeerUnreachable, error.message().c_str());
-  }
-  if (c.status == Status::kPeerRestarted) peer->fate.store(Fate::kRestarted, std::memory_order_relaxed);
-  const Status status = connecting && c.status == Status::kPeerLost ? Status::kPeerUnreachable : c.status;
-  char why[320];
-  std::snprintf(why, sizeof why, "NIC %u: %s", nic, c.detail == nullptr ? "the connection failed" : c.detail);
-  lose(*peer, status, why);
-}
-
 // On the clock: hellos, heartbeats, time-outs.
 void Worker::service_session(Peer& peer) {
   Session& s = peer.session;
@@ -180,7 +130,9 @@ void Worker::service_session(Peer& peer) {
     else s.hello_at = now_ + kMillisecond;
     return;
   }
-  if (!peer.connected() || is_self(peer)) return;
+  if (!peer.connected()) return;
+  if (!s.broken.empty()) mend_paths(peer);
+  if (is_self(peer)) return;
   // Completions and immediates are signs of life, but only messages show that the peer still has this session: a peer that has
   // lost it takes writes all the same and counts none.
   const int64_t silence = now_ - peer.last_heard_ns.load(std::memory_order_relaxed);
@@ -422,7 +374,8 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
   std::free(s.assembly.data);
   if (s.paths_open) {
     immediates_granted_ -= s.granted_window;
-    for (const Session::ExtraPath& extra : s.extra_paths) provider_.close_path(extra.nic, extra.path);
+    for (const Session::ExtraPath& extra : s.extra_paths)
+      if (extra.path != kNoPath) provider_.close_path(extra.nic, extra.path);
     const uint32_t given = settings_.message_window + kUnsequencedReserve + 2 * nic_count_;
     receives_wanted_ -= std::min(receives_wanted_, given);  // those made stay posted, for the next peer
   }
@@ -482,7 +435,8 @@ void Worker::leave_ghost(Peer& peer, bool drained) {
     ghosts_.push_back(std::move(ghost));
   }
   if (s.paths_open && (ghosts_.empty() || ghosts_.back().peer != &peer || !ghosts_.back().paths_open || drained))
-    for (uint32_t i = 0; i < nic_count_; ++i) provider_.close_path(i, s.paths[i]);
+    for (uint32_t i = 0; i < nic_count_; ++i)
+      if (s.paths[i] != kNoPath) provider_.close_path(i, s.paths[i]);
 }
 
 // What we had attached of the peer's: to be attached again in the next session.

@@ -56,7 +56,13 @@ def nic(handle: EngineHandle, index: int) -> dict[str, Any]:
     if status != _native.OK:
         raise handle.failure("describe", status, error)
     counts = {name: int(getattr(info, name)) for name in _NIC_COUNTS}
-    return {"name": _native.text(info.name), "address": nic_text(info.address), "up": bool(info.up), **counts}
+    return {
+        "name": _native.text(info.name),
+        "address": nic_text(info.address),
+        "up": bool(info.up),
+        "state": _native.text(info.state),
+        **counts,
+    }
 
 
 def peers(handle: EngineHandle, count: int, most: int) -> dict[str, dict[str, Any]]:

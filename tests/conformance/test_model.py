@@ -141,6 +141,13 @@ on_every_network = pytest.mark.cases(
     [
         Case(TRANSPORTS["sim"], nics, nics, False, name, (("sim", options), *changes.items()))
         for name, (nics, options, changes) in NETWORKS.items()
+        if "sim" in TRANSPORTS
+    ]
+    + [
+        Case(transport, nics, nics, False, f"{transport.name}-{nics}", (("shard_bytes", 64), ("chunk_bytes", 500)))
+        for transport in TRANSPORTS.values()
+        if transport.engine == "cx7"
+        for nics in (1, 3)
     ]
 )
 
