@@ -108,7 +108,7 @@ def fetch(folder: Path) -> None:
         download(folder)
     except Unavailable as failed:
         if os.geteuid() != 0:
-            raise Unavailable(f"{failed}\nIt may help to run as root: apt-get update") from None
+            raise Unavailable(f"{failed}\nrun as root: apt-get update; then try again") from None
         call("apt-get", "update")  # the lists may be absent, or older than what the server has
         download(folder)
     for package in folder.glob("*.deb"):
@@ -143,6 +143,9 @@ def cached() -> Kernel:
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            fetch(partial)
+            try:
+                fetch(partial)
+            except Unavailable as failed:
+                raise Unavailable(f"cannot fetch {' and '.join(PACKAGES)} with apt: {failed}") from None
             partial.rename(folder)
     return Kernel(folder, next((folder / "usr/lib/modules").iterdir()).name)
