@@ -10,7 +10,7 @@ import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,11 @@ def port_of(device: str) -> str:
 
 def is_active(device: str) -> bool:
     return (DEVICES / device / "ports/1/state").read_text() == "4: ACTIVE\n"
+
+
+def is_connected(device: str) -> bool:
+    """Active, with its port forwarding: the one may come up a second before the other."""
+    return is_active(device) and Path(f"/sys/class/net/{port_of(device)}/brport/state").read_text() == "3\n"
 
 
 def counters(device: str) -> dict[str, int]:
@@ -80,15 +85,15 @@ def link_down(device: str) -> Iterator[None]:
     """Pulls the cable of a device: nothing comes to it or leaves it, and its port is down."""
     run("ip", "link", "set", port_of(device), "down")
     try:
-        until_active(device, False)
+        until(lambda: not is_active(device), f"{device} is down")
         yield
     finally:
         run("ip", "link", "set", port_of(device), "up")
-        until_active(device, True)
+        until(lambda: is_connected(device), f"{device} is up")
 
 
-def until_active(device: str, wanted: bool) -> None:
+def until(condition: Callable[[], bool], name: str) -> None:
     deadline = time.monotonic() + SOON_S
-    while is_active(device) is not wanted:
-        assert time.monotonic() < deadline, f"{device} is not {'up' if wanted else 'down'} in time"
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {name}"
         time.sleep(0.02)

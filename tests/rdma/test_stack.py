@@ -30,8 +30,8 @@ def moved(result: dict[str, Any], count: int, length: int) -> None:
 
 def test_there_are_two_active_devices(player) -> None:
     assert player("devices") == ["rxe0", "rxe1"]
-    assert network.is_active("rxe0")
-    assert network.is_active("rxe1")
+    assert network.is_connected("rxe0")
+    assert network.is_connected("rxe1")
 
 
 def test_each_device_has_a_link_local_and_an_ipv4_gid() -> None:
@@ -100,8 +100,8 @@ def test_delays_are_met(player, netem) -> None:
 
 def test_a_pulled_cable_ends_writes_and_the_device_comes_back(player, link_down) -> None:
     there, back, after = (
-        player("connect", source=source, target=target, gid=1, length=4096, retries=1)
-        for source, target in (("rxe0", "rxe1"), ("rxe1", "rxe0"), ("rxe0", "rxe1"))
+        player("connect", source=source, target=target, gid=1, length=4096, retries=retries)
+        for source, target, retries in (("rxe0", "rxe1", 1), ("rxe1", "rxe0", 1), ("rxe0", "rxe1", 7))
     )
     with link_down("rxe1"):
         assert not network.is_active("rxe1")
@@ -110,7 +110,7 @@ def test_a_pulled_cable_ends_writes_and_the_device_comes_back(player, link_down)
             assert result["sent"]["statuses"] == [RETRIES_EXCEEDED]
             assert not result["equal"]
             assert result["guards"]
-    assert network.is_active("rxe1")
+    assert network.is_connected("rxe1")
     moved(player("write", connection=after), 1, 4096)
 
 
@@ -118,4 +118,4 @@ def test_faults_are_gone_when_a_test_fails_in_them(netem, link_down) -> None:
     with pytest.raises(ZeroDivisionError), netem("rxe0", "loss 100%") as queue, link_down("rxe0"):
         raise ZeroDivisionError
     assert queue.kind == "noqueue"
-    assert network.is_active("rxe0")
+    assert network.is_connected("rxe0")
