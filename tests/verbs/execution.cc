@@ -92,6 +92,7 @@ std::optional<Receive> take_receive(Fabric& f, Qp& pair) {
       queue.begin() + (shuffle ? static_cast<ptrdiff_t>(f.random.below(std::min<size_t>(queue.size(), 4))) : 0);
   Receive receive = std::move(*chosen);
   queue.erase(chosen);
+  if (shared != nullptr) shared->begun = true;
   if (shared != nullptr && shared->attributes.srq_limit > queue.size()) {
     shared->attributes.srq_limit = 0;
     emit(f, *shared, IBV_EVENT_SRQ_LIMIT_REACHED);

@@ -99,6 +99,7 @@ struct Srq : ibv_srq, Object {
   uint32_t uses = 0;
   ibv_srq_attr attributes{};
   std::deque<Receive> queue;
+  bool begun = false;  // a receive has been used
   uint64_t async_taken = 0, async_acknowledged = 0;
 };
 

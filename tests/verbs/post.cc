@@ -186,7 +186,7 @@ int post_srq_recv(ibv_srq* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   if (context_of(queue->context)->owner->fatal) return EIO;
   const bool due = f->faults.srq_refusals > 0;
   if (due) --f->faults.srq_refusals;
-  if (due || f->random.chance(f->options.srq_full)) {
+  if (due || (queue->begun && f->random.chance(f->options.srq_full))) {
     ++f->counts.refused;
     return ENOMEM;
   }

@@ -28,7 +28,7 @@
 //   srq_shuffle      1: a shared receive queue is not used in order
 //   ud_loss, ud_dup, ud_reorder, ud_delay   probabilities for datagrams; ud_delay_ticks: most ticks of a delayed one
 //   post_partial     probability that ibv_post_send takes only a part of a chain of several (ENOMEM for the rest)
-//   srq_full         probability that ibv_post_srq_recv refuses (ENOMEM)
+//   srq_full         probability that ibv_post_srq_recv refuses (ENOMEM), once a receive of the queue has been used
 //   ghosts           probability that what a queue pair was just sending still lands after it was reset, destroyed or in error
 //   dmabuf           1: ibv_reg_dmabuf_mr works, with descriptors that can be mapped
 //   fast             1: for queue pairs created from now on writes are not carried out: post_send only notes their completions.
