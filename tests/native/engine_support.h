@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -74,6 +75,9 @@ inline std::string name_of(int32_t status) { return te_status_name(status); }
     CHECK_MESSAGE(te_got_ == (expected), #expression " gave ", te_status_name(te_got_), ", not " #expected ": ", \
                   (why).message);                                                                                \
   } while (false)
+
+// What main gives the stand-in for libibverbs.
+inline constexpr uint32_t kStandinDevices = 16;
 
 // --- transfers ---------------------------------------------------------------------------------------------------------
 
@@ -168,6 +172,7 @@ struct Setup {
   std::string sim;  // options of the simulated fabric
   uint32_t nics = 1;
   std::function<void(te_settings&)> tune;
+  int first_device = -1;  // cx7; -1: any
 
   std::string text() const { return transport + " nics=" + std::to_string(nics) + " " + sim; }
 };
@@ -189,6 +194,15 @@ class Player {
     settings.sim = setup.sim.c_str();
     if (setup.transport == "tcp") settings.nics = "lo";
     if (setup.transport == "sim") settings.nic_count = setup.nics;
+    std::string devices;
+    if (setup.transport == "cx7") {  // of the stand-in; no two engines in a row have the same
+      static std::atomic<uint32_t> next{0};
+      const uint32_t first = setup.first_device >= 0 ? static_cast<uint32_t>(setup.first_device)
+                                                     : next.fetch_add(setup.nics, std::memory_order_relaxed);
+      for (uint32_t i = 0; i < setup.nics; ++i)
+        devices += (i == 0 ? "standin" : ",standin") + std::to_string((first + i) % kStandinDevices);
+      settings.nics = devices.c_str();
+    }
     settings.core = TE_CORE_NONE;
     settings.operations = 512;
     settings.max_regions = settings.max_counters = 1024;
@@ -395,6 +409,8 @@ inline std::vector<Setup> all_setups() {
   };
   for (const char* transport : {"tcp", "shm"})
     if (usable(transport)) setups.push_back({transport, "", 1, {}});
+  if (usable("cx7"))
+    for (const uint32_t nics : {1u, 3u}) setups.push_back({"cx7", "", nics, {}});
   return setups;
 }
 
