@@ -1,6 +1,7 @@
 // The faults that the stand-in for libibverbs can be told to have.
 #if __has_include(<infiniband/verbs.h>)
 #include <algorithm>
+#include <utility>
 
 #include "tests/native/verbs_support.h"
 
@@ -85,6 +86,24 @@ TEST_CASE("stand-in: a killed queue pair tells its owner and does not answer its
   REQUIRE(a.post(a.write(1, 0, b, 0, 8)) == 0);
   REQUIRE(run(a, b, [&] { return a.done.size() == 1; }));
   CHECK(a.done[0].status == IBV_WC_RETRY_EXC_ERR);
+  b.open_datagrams(0);
+  fabric.command("kill_ud 0");
+  CHECK(b.events() == Events{IBV_EVENT_QP_FATAL});
+  CHECK(fabric.v.command("kill_ud 1") == EINVAL);
+  fabric.command("kill_rc 0");
+  CHECK(a.events() == Events{IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_FATAL});
+}
+
+TEST_CASE("stand-in: receive completions that were not polled go with their queue pair") {
+  Fabric fabric;
+  End a, b;
+  End::connect(a, b);
+  REQUIRE(b.receive(1) == 0);
+  REQUIRE(a.post(a.request(IBV_WR_SEND, 1, 0, 8)) == 0);
+  REQUIRE(run(a, a, [&] { return a.done.size() == 1; }));
+  CHECK(b.v.ibv_destroy_qp(std::exchange(b.rc, nullptr)) == 0);
+  CHECK(b.poll() == 0);
+  CHECK(fabric.v.statistic("discarded") == 1);
 }
 
 TEST_CASE("stand-in: while a port is down, or two are cut, nothing passes; then it goes on") {

@@ -67,15 +67,28 @@ int reset(Fabric& f) {
   return 0;
 }
 
+int kill(Fabric& f, Qp& pair) {
+  emit(f, pair, IBV_EVENT_QP_FATAL);
+  break_pair(f, pair);
+  return 0;
+}
+
 int kill_pair(Fabric& f, const Numbers& n) {
   Device* device = device_at(f, n[0]);
   if (device == nullptr) return EINVAL;
   const auto found = device->pairs.find(static_cast<uint32_t>(n[1]));
-  if (found == device->pairs.end()) return EINVAL;
-  Qp& pair = *found->second;
-  emit(f, pair, IBV_EVENT_QP_FATAL);
-  break_pair(f, pair);
-  return 0;
+  return found == device->pairs.end() ? EINVAL : kill(f, *found->second);
+}
+
+int kill_nth(Fabric& f, uint64_t n, ibv_qp_type type) {
+  std::vector<Qp*> all;
+  for (const auto& device : f.devices)
+    for (const auto& [key, pair] : device->pairs)
+      if (pair->qp_type == type) all.push_back(pair);
+  if (n >= all.size()) return EINVAL;
+  const auto nth = all.begin() + static_cast<ptrdiff_t>(n);
+  std::nth_element(all.begin(), nth, all.end(), [](const Qp* a, const Qp* b) { return a->serial < b->serial; });
+  return kill(f, **nth);
 }
 
 int kill_context(Fabric& f, uint64_t serial) {
@@ -147,6 +160,8 @@ int run(Fabric& f, std::string_view verb, const Numbers& n) {
   if (is("qp_fail", 1, 1)) return store(&f.faults.pair_failures);
   if (is("ah_fail", 1, 1)) return store(&f.faults.handle_failures);
   if (is("kill_qp", 2, 2)) return kill_pair(f, n);
+  if (is("kill_rc", 1, 1)) return kill_nth(f, n[0], IBV_QPT_RC);
+  if (is("kill_ud", 1, 1)) return kill_nth(f, n[0], IBV_QPT_UD);
   if (is("kill_context", 1, 1)) return kill_context(f, n[0]);
   if (is("port_down", 1, 1)) return set_port(f, n[0], false);
   if (is("port_up", 1, 1)) return set_port(f, n[0], true);
@@ -204,7 +219,8 @@ constexpr Named kCounts[] = {{"calls", &Counts::calls},
                              {"datagrams_lost", &Counts::datagrams_lost},
                              {"datagrams_dropped", &Counts::datagrams_dropped},
                              {"ghosts", &Counts::ghosts},
-                             {"violations", &Counts::violations}};
+                             {"violations", &Counts::violations},
+                             {"discarded", &Counts::discarded}};
 
 uint64_t pending(const Fabric& f) {
   uint64_t total = 0;

@@ -123,7 +123,10 @@ void complete_receive(Fabric& f, Qp& pair, uint64_t id, ibv_wc_status status, ib
 void drop_completions(Fabric& f, Qp& pair) {
   for (ibv_cq* each : {pair.send_cq, pair.recv_cq}) {
     Cq& queue = *static_cast<Cq*>(each);
-    f.queued -= std::erase_if(queue.entries, [&](const Completion& entry) { return entry.pair == &pair; });
+    f.queued -= std::erase_if(queue.entries, [&](const Completion& entry) {
+      if (entry.pair == &pair && entry.wc.status == IBV_WC_SUCCESS && !entry.send) ++f.counts.discarded;
+      return entry.pair == &pair;
+    });
   }
 }
 

@@ -21,7 +21,8 @@ namespace standin {
 struct Counts {
   uint64_t calls = 0, posted = 0, signalled = 0, inlined = 0, chained = 0, refused = 0, receives = 0, completions = 0,
            error_completions = 0, polls = 0, empty_polls = 0, armed = 0, events = 0, async_events = 0, bytes = 0,
-           rnr = 0, retries = 0, datagrams = 0, datagrams_lost = 0, datagrams_dropped = 0, ghosts = 0, violations = 0;
+           rnr = 0, retries = 0, datagrams = 0, datagrams_lost = 0, datagrams_dropped = 0, ghosts = 0, violations = 0,
+           discarded = 0;
 };
 
 struct Datagram {
@@ -66,7 +67,7 @@ struct Fabric {
   std::vector<Context*> contexts;
   uint64_t contexts_opened = 0;
   std::unordered_map<uint32_t, Mr*> local_keys, remote_keys;
-  uint64_t objects = 0, pairs = 0;
+  uint64_t objects = 0, pairs_created = 0;
   uint64_t queued = 0;  // completions not polled yet
   std::deque<std::unique_ptr<Object>> graveyard;
   Counts buried;  // what fast queue pairs had counted when they were destroyed

@@ -123,6 +123,7 @@ struct Send {
 };
 
 struct Qp : ibv_qp, Object {
+  uint64_t serial = 0;               // how many were created before
   ibv_qp_state now = IBV_QPS_RESET;  // ibv_qp::state is what the owner was told last
   ibv_qp_cap cap{};
   bool signal_all = false;

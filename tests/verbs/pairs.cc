@@ -76,6 +76,7 @@ ibv_qp* ibv_create_qp(ibv_pd* handle, ibv_qp_init_attr* wanted) {
   made->srq = wanted->srq;
   made->qp_type = wanted->qp_type;
   made->state = IBV_QPS_RESET;
+  made->serial = f->pairs_created++;
   made->cap = wanted->cap;
   if (wanted->srq != nullptr) made->cap.max_recv_wr = made->cap.max_recv_sge = 0;
   wanted->cap = made->cap;

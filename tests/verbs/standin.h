@@ -45,6 +45,7 @@
 //   wc_error N STATUS [landed]   the Nth request (from 1) on a reliable queue pair from now on ends with this ibv_wc_status (its
 //                                number), before any byte of it is placed, or (landed) after all are
 //   kill_qp DEVICE NUMBER        that queue pair goes to the error state, with IBV_EVENT_QP_FATAL
+//   kill_rc N, kill_ud N         likewise the Nth of those reliable (datagram) queue pairs that exist, in the order of creation
 //   kill_context N               the Nth opened context (from 0, of all devices; -1: the latest) falls silent, as if its process were
 //                                killed; its objects can still be destroyed
 //   port_down DEVICE, port_up DEVICE   with IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE
@@ -68,7 +69,8 @@ int standin_command(const char* command);
 //   calls (of ibv_post_send: the doorbells), posted, signalled, inlined, chained (requests after the first of a call), refused
 //   (ENOMEM, EINVAL), receives (posted), completions, error_completions, polls, empty_polls, armed, events (of completion channels),
 //   async_events, bytes (placed by writes and sends), rnr, retries, datagrams, datagrams_lost, datagrams_dropped (nobody, or no receive,
-//   there), ghosts (pieces), violations; and at this moment: objects (that exist), pending (work requests not completed)
+//   there), ghosts (pieces), violations, discarded (good receive completions not polled when their queue pair was destroyed or
+//   reset, so that nobody learns what came); and at this moment: objects (that exist), pending (work requests not completed)
 uint64_t standin_statistic(const char* name);
 
 // The text of the latest violation; empty: none. Returns its length.
