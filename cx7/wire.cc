@@ -96,19 +96,22 @@ Readable decode(std::span<const uint8_t> bytes, HandshakeMessage* message) {
   const auto refusal = reader.get<uint8_t>();
   if (!take(&reader, &found.sender)) return Readable::kNo;
   found.target_cookie = reader.get<uint64_t>();
-  if (found.version != kHandshakeVersion) {
-    *message = found;
-    return Readable::kOtherVersion;
-  }
-  if (kind < 1 || kind > 3 || ready > 1) return Readable::kNo;
-  found.kind = static_cast<HandshakeKind>(kind);
-  found.ready = ready != 0;
-  found.refusal = static_cast<Refusal>(refusal);
   if (!reader.get_bytes(found.identity, sizeof found.identity)) return Readable::kNo;
   found.generation = reader.get<uint64_t>();
   found.target_generation = reader.get<uint64_t>();
   found.attempt = reader.get<uint64_t>();
   found.echo = reader.get<uint64_t>();
+  found.kind = static_cast<HandshakeKind>(kind);
+  found.refusal = static_cast<Refusal>(refusal);
+  if (found.version != kHandshakeVersion) {
+    // Only offers are worth an answer: were refusals refused, two versions would go on for ever.
+    const bool refused = found.kind == HandshakeKind::kRefuse && found.refusal == Refusal::kVersion;
+    if (!refused && found.kind != HandshakeKind::kOffer) return Readable::kNo;
+    *message = found;
+    return refused ? Readable::kYes : Readable::kOtherVersion;
+  }
+  if (kind < 1 || kind > 3 || ready > 1) return Readable::kNo;
+  found.ready = ready != 0;
   for (uint32_t& number : found.pairs.number) number = reader.get<uint32_t>();
   for (uint32_t& sequence : found.pairs.sequence) sequence = reader.get<uint32_t>();
   found.pairs.mtu = reader.get<uint8_t>();

@@ -72,7 +72,8 @@ using HandshakeBytes = std::array<uint8_t, kHandshakeBytes>;
 
 enum class Readable : uint8_t { kYes, kOtherVersion, kNo };
 HandshakeBytes encode(const HandshakeMessage& message);
-// kOtherVersion: only the sender and its cookie can be relied on.
+// All versions have the sender, whom it means, attempt and echo in the same places. kOtherVersion: an offer of which only these
+// can be relied on. A refusal for the version (kVersion) is understood whoever says it, or its sender could not be told.
 Readable decode(std::span<const uint8_t> bytes, HandshakeMessage* message);
 
 }  // namespace te::cx7

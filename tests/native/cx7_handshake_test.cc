@@ -314,6 +314,62 @@ TEST_CASE("cx7 handshake: garbage, other versions and foreign messages are count
   CHECK(a.pairs.empty());
 }
 
+// As a later version would say it: the places of all fields but those of the queue pairs are the same.
+std::vector<uint8_t> of_version(uint8_t version, const HandshakeMessage& message) {
+  const HandshakeBytes bytes = encode(message);
+  std::vector<uint8_t> out(bytes.begin(), bytes.end());
+  out[4] = version;
+  const uint32_t sum = crc32c(std::span(out).first(out.size() - 4));
+  for (size_t i = 0; i < 4; ++i) out[out.size() - 4 + i] = static_cast<uint8_t>(sum >> (8 * i));
+  return out;
+}
+
+TEST_CASE("cx7 handshake: an offer of another version is refused by its attempt, and nothing else of it is answered") {
+  World world(11);
+  Side a(&world, 1, 10), b(&world, 2, 20);
+  HandshakeMessage offer;
+  offer.sender = b.options.own;
+  offer.target_cookie = a.options.own.cookie;
+  offer.attempt = 7;
+  offer.pairs = {{5, 6}, {0, 0}, 3, 1};
+  a.board->receive(of_version(2, offer), world.now);
+  REQUIRE(world.letters.size() == 1);
+  HandshakeMessage answer;
+  REQUIRE(decode(world.letters.front().bytes, &answer) == Readable::kYes);
+  CHECK(answer.kind == HandshakeKind::kRefuse);
+  CHECK(answer.refusal == Refusal::kVersion);
+  CHECK(answer.echo == 7);
+  CHECK(answer.target_cookie == b.options.own.cookie);
+  CHECK(a.pairs.empty());
+  offer.kind = HandshakeKind::kRefuse;
+  offer.refusal = Refusal::kVersion;
+  a.board->receive(of_version(2, offer), world.now);
+  offer.kind = HandshakeKind::kBye;
+  a.board->receive(of_version(2, offer), world.now);
+  CHECK(world.letters.size() == 1);
+}
+
+TEST_CASE("cx7 handshake: who is refused by another version says so, for the attempt that is refused") {
+  World world(12);
+  Side a(&world, 1, 10), b(&world, 2, 20);
+  uint32_t connection = 0;
+  REQUIRE(!a.board->open(b.options.own, 0, world.now, &connection));
+  HandshakeMessage offer;
+  REQUIRE(decode(world.letters.front().bytes, &offer) == Readable::kYes);
+  HandshakeMessage refusal;
+  refusal.kind = HandshakeKind::kRefuse;
+  refusal.refusal = Refusal::kVersion;
+  refusal.sender = b.options.own;
+  refusal.target_cookie = a.options.own.cookie;
+  refusal.echo = offer.attempt + 1;
+  a.board->receive(of_version(2, refusal), world.now);
+  CHECK(a.downs.empty());
+  refusal.echo = offer.attempt;
+  a.board->receive(of_version(2, refusal), world.now);
+  REQUIRE(a.downs.size() == 1);
+  CHECK(a.downs.front().second == Loss::kVersion);
+}
+
 TEST_CASE("cx7 handshake: strangers are bounded and forgotten; one that cannot be served is refused") {
   World world(6);
   Switchboard::Options base;
