@@ -187,6 +187,59 @@ TEST_CASE("stand-in: what was on the wire may still land when its sender is gone
   }
 }
 
+TEST_CASE("stand-in: acknowledged bytes may be late, but not for what comes after them") {
+  Fabric fabric("late=1,late_ticks=1000000");
+  enum How { kRead, kSend, kImmediate, kDeregister, kDestroy, kTime };
+  for (const How how : {kRead, kSend, kImmediate, kDeregister, kDestroy, kTime}) {
+    CAPTURE(how);
+    End a, b;
+    End::connect(a, b);
+    a.fill(1, 0, 8192);
+    REQUIRE(a.post(a.write(1, 0, b, 0, 8192)) == 0);
+    REQUIRE(run(a, b, [&] { return a.done.size() == 1; }));
+    CHECK(a.done[0].status == IBV_WC_SUCCESS);
+    CHECK(b.bytes[0] == 0xAA);
+    REQUIRE(b.receive(1) == 0);
+    ibv_send_wr next = a.write(2, 9000, b, 0, 8);
+    if (how == kRead) next.opcode = IBV_WR_RDMA_READ;
+    if (how == kImmediate) next.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    if (how == kImmediate) next.wr.rdma.remote_addr += 10'000;
+    if (how == kSend) next = a.request(IBV_WR_SEND, 2, 9000, 8);
+    if (how <= kImmediate) REQUIRE(a.post(next) == 0);
+    if (how <= kImmediate) REQUIRE(run(a, b, [&] { return a.done.size() == 2; }));
+    if (how == kDestroy) CHECK(b.v.ibv_destroy_qp(std::exchange(b.rc, nullptr)) == 0);
+    if (how == kTime) fabric.command("tick 1000001");
+    if (how == kDeregister) {
+      CHECK(b.v.ibv_dereg_mr(b.mr) == 0);
+      b.mr = b.v.ibv_reg_mr_iova2(b.pd, b.bytes.data(), 64, 0, 0);
+    }
+    CHECK(b.holds(1, 0, 8192));
+  }
+}
+
+TEST_CASE("stand-in: with relaxed ordering later bytes may come first, without it they may not") {
+  Fabric fabric("late=0.5");
+  for (const bool relaxed : {false, true}) {
+    int overtaken = 0;
+    End::Wishes wishes;
+    if (relaxed) wishes.access |= IBV_ACCESS_RELAXED_ORDERING;
+    End a, b(wishes);
+    End::connect(a, b);
+    for (int round = 0; round < 200; ++round) {
+      a.done.clear();
+      a.bytes[0] = 1;
+      a.bytes[1] = 2;
+      b.bytes[0] = 0;
+      REQUIRE(a.post(a.write(1, 0, b, 0, 1)) == 0);
+      REQUIRE(a.post(a.write(2, 1, b, 0, 1)) == 0);
+      REQUIRE(run(a, b, [&] { return a.done.size() == 2; }));
+      fabric.command("tick 1000");
+      overtaken += b.bytes[0] == 1;
+    }
+    CHECK((overtaken > 0) == relaxed);
+  }
+}
+
 TEST_CASE("stand-in: commands and options that are not known are refused") {
   Fabric fabric;
   for (const char* wrong :

@@ -107,6 +107,7 @@ void complete_send(Fabric& f, Qp& pair, const Send& work, ibv_wc_status status) 
 }
 
 void complete_receive(Fabric& f, Qp& pair, uint64_t id, ibv_wc_status status, ibv_wc wc, bool solicited) {
+  arrive(f, pair);
   if (status != IBV_WC_SUCCESS) {
     litter_more(f, wc);
     wc.vendor_err = 0x90 + static_cast<uint32_t>(status);

@@ -62,6 +62,7 @@ void step(Fabric& f, Qp& pair) {
 void break_pair(Fabric& f, Qp& pair) {
   if (pair.now == IBV_QPS_ERR) return;
   leave_ghosts(f, pair);
+  arrive(f, pair);
   pair.now = IBV_QPS_ERR;
   pair.fast.usable = false;
   pair.placed = 0;

@@ -24,6 +24,14 @@ Mr* local_memory(Fabric& f, const ibv_pd* domain, const ibv_sge& part, unsigned 
 Mr* remote_memory(Fabric& f, const ibv_pd* domain, uint64_t address, uint64_t length, uint32_t key, unsigned access);
 inline uint8_t* bytes_at(const Mr& mr, uint64_t address) { return mr.bytes + (address - mr.iova); }
 
+// --- bytes that are late (late.cc) --------------------------------------------------------------------------------------
+// Bytes for the memory of `target`: to be put there now (true), or kept for later.
+bool punctual(Fabric& f, Qp& target, const Mr& mr);
+void keep(Fabric& f, Late bytes);
+void arrive(Fabric& f, const Qp& target);
+void arrive(Fabric& f, const Mr& mr);
+void arrive_due(Fabric& f);
+
 // --- receives -------------------------------------------------------------------------------------------------------
 std::optional<Receive> take_receive(Fabric& f, Qp& pair);
 // Scatters; SUCCESS, LOC_PROT_ERR or LOC_LEN_ERR.

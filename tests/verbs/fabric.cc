@@ -119,6 +119,7 @@ void Fabric::wait(Qp& pair, uint64_t ticks) {
 
 void Fabric::forget(Qp& pair) {
   std::erase(waiting, &pair);
+  arrive(*this, pair);
   std::erase_if(ghosts, [&](const Ghost& ghost) { return ghost.target == &pair; });
   pair.wake = 0;
   pair.sends.clear();
@@ -149,6 +150,7 @@ void Fabric::pass(uint64_t ticks) {
   }
   if (!air.empty()) deliver_due(*this);
   if (!ghosts.empty()) haunt_due(*this);
+  if (!late.empty()) arrive_due(*this);
 }
 
 void Fabric::execute(uint64_t most) {

@@ -43,6 +43,15 @@ struct Ghost {
   std::vector<uint8_t> bytes;
 };
 
+// Bytes that were acknowledged and have not reached memory. In the order of arrival.
+struct Late {
+  Qp* target = nullptr;
+  uint32_t key = 0;
+  bool relaxed = false;
+  uint64_t address = 0, due = 0;
+  std::vector<uint8_t> bytes;
+};
+
 struct Faults {
   uint64_t partial_left = 0, partial_take = 0, partial_period = 0, calls_since = 0;
   uint64_t srq_refusals = 0, registration_failures = 0, pair_failures = 0, handle_failures = 0;
@@ -77,6 +86,7 @@ struct Fabric {
   std::vector<Qp*> waiting;  // until their wake
   std::vector<Datagram> air;
   std::vector<Ghost> ghosts;
+  std::vector<Late> late;
   // Not 0: polls of fast completion queues must look further. Read without the mutex.
   std::atomic<uint64_t> attention{0};
 
@@ -87,7 +97,7 @@ struct Fabric {
   uint64_t ticker_serial = 0;  // of the one that shall run
   bool ticker_sleeps = false;
 
-  bool idle() const { return active.empty() && waiting.empty() && air.empty() && ghosts.empty(); }
+  bool idle() const { return active.empty() && waiting.empty() && air.empty() && ghosts.empty() && late.empty(); }
   void pass(uint64_t ticks);    // time passes: who waited enough is active again, datagrams arrive
   void execute(uint64_t most);  // some steps, of queue pairs by chance
   void execute_all();           // until nothing is active

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "tests/verbs/fabric.h"
+#include "tests/verbs/execution.h"
 
 using namespace standin;
 
@@ -154,6 +154,7 @@ int ibv_dereg_mr(ibv_mr* handle) {
   Locked f;
   Mr* mr = alive<Mr>(handle, "ibv_dereg_mr");
   if (mr == nullptr) return EINVAL;
+  arrive(*f, *mr);
   f->local_keys.erase(mr->lkey);
   f->remote_keys.erase(mr->rkey);
   --static_cast<Pd*>(mr->pd)->uses;

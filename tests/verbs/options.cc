@@ -36,11 +36,12 @@ constexpr Number kNumbers[] = {{"seed", &Options::seed},
                                {"fast_imm", &Options::fast_imm},
                                {"quiet", &Options::quiet},
                                {"abort", &Options::abort},
-                               {"ud_delay_ticks", &Options::ud_delay_ticks}};
+                               {"ud_delay_ticks", &Options::ud_delay_ticks},
+                               {"late_ticks", &Options::late_ticks}};
 constexpr Probability kProbabilities[] = {{"ud_loss", &Options::ud_loss},   {"ud_dup", &Options::ud_dup},
                                           {"ud_delay", &Options::ud_delay}, {"ud_reorder", &Options::ud_reorder},
                                           {"ghosts", &Options::ghosts},     {"post_partial", &Options::post_partial},
-                                          {"srq_full", &Options::srq_full}};
+                                          {"srq_full", &Options::srq_full}, {"late", &Options::late}};
 
 template <typename Value>
 bool parse(std::string_view text, Value* value) {

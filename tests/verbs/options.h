@@ -14,7 +14,8 @@ struct Options {
   uint64_t srq_shuffle = 1, dmabuf = 0, fast = 0, fast_imm = 0, quiet = 0, abort = 0;
   double ud_loss = 0, ud_dup = 0, ud_reorder = 0, ud_delay = 0;
   uint64_t ud_delay_ticks = 500;
-  double post_partial = 0, srq_full = 0, ghosts = 0;
+  double post_partial = 0, srq_full = 0, ghosts = 0, late = 0;
+  uint64_t late_ticks = 200;
 };
 
 // false: an unknown key or a malformed value; what stands before it is set.

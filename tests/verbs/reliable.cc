@@ -157,6 +157,7 @@ void place_read(Fabric& f, Qp& pair, Qp& other) {
     violate("queue pair %u serves no reads", other.qp_num);
     return refuse(f, pair, other, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
   }
+  arrive(f, other);
   if (work.length > 0) {
     const Mr* mr =
         remote_memory(f, other.pd, work.remote_address, work.length, work.remote_key, IBV_ACCESS_REMOTE_READ);
@@ -164,6 +165,20 @@ void place_read(Fabric& f, Qp& pair, Qp& other) {
     copy_in(f, pair, work, bytes_at(*mr, work.remote_address));
   }
   finish(f, pair, other);
+}
+
+// The next bytes of the message that is being placed, into the memory of the other side.
+void put(Fabric& f, Qp& pair, Qp& other, const Mr& mr, uint64_t address, uint32_t length) {
+  const Send& work = pair.sends[pair.placed];
+  if (punctual(f, other, mr)) return copy_out(f, pair, work, work.placed, length, bytes_at(mr, address));
+  Late late;
+  late.target = &other;
+  late.key = mr.rkey;
+  late.relaxed = (mr.access & IBV_ACCESS_RELAXED_ORDERING) != 0;
+  late.address = address;
+  late.bytes.resize(length);
+  copy_out(f, pair, work, work.placed, length, late.bytes.data());
+  keep(f, std::move(late));
 }
 
 void place_write(Fabric& f, Qp& pair, Qp& other) {
@@ -187,7 +202,7 @@ void place_write(Fabric& f, Qp& pair, Qp& other) {
     if (!receive) return not_ready(f, pair);
   }
   if (taken > 0) {
-    if (!pair.fast.on) copy_out(f, pair, work, work.placed, taken, bytes_at(*mr, address));
+    if (!pair.fast.on) put(f, pair, other, *mr, address, taken);
     work.placed += taken;
     f.counts.bytes += taken;
   }

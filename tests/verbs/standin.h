@@ -30,6 +30,9 @@
 //   post_partial     probability that ibv_post_send takes only a part of a chain of several (ENOMEM for the rest)
 //   srq_full         probability that ibv_post_srq_recv refuses (ENOMEM), once a receive of the queue has been used
 //   ghosts           probability that what a queue pair was just sending still lands after it was reset, destroyed or in error
+//   late             probability that bytes of a write reach memory some time after they were acknowledged (late_ticks: at most), but
+//                    before a later receive completion or read of the same queue pair, and before their region or queue pair goes. Where
+//                    the region allows relaxed ordering, later bytes may come before earlier ones
 //   dmabuf           1: ibv_reg_dmabuf_mr works, with descriptors that can be mapped
 //   fast             1: for queue pairs created from now on writes are not carried out: post_send only notes their completions.
 //                    No lock is taken and nothing is checked, so profiles show the caller's code. Sends, receives and datagrams work.
