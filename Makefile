@@ -144,7 +144,7 @@ test-python: .venv/.wheel ## Python tests against the installed wheel; ARGS="-k 
 # An emulated processor is slow: tests have more time, and pytest does without hypothesis, which it would compile each time.
 test-rdma: .venv/.wheel ## tests over Soft-RoCE devices, in an emulated guest; installs QEMU as root; ARGS as above
 	@tools/setup.sh rdma
-	@$(in_run) ../../$(python) ../../tests/rdma/guest --timeout 1200 -- \
+	@$(in_run) ../../$(python) ../../tests/rdma/guest --devices 4 --timeout 1200 -- \
 	  $(plain_pytest) -p no:hypothesispytest -q --timeout 300 $(ARGS) ../../tests/rdma
 
 test-rdma-wire: .venv/.wheel ## tests between two such guests, joined by a wire

@@ -28,18 +28,20 @@ def moved(result: dict[str, Any], count: int, length: int) -> None:
     assert result["guards"]
 
 
-def test_there_are_two_active_devices(player) -> None:
-    assert player("devices") == ["rxe0", "rxe1"]
-    assert network.is_connected("rxe0")
-    assert network.is_connected("rxe1")
+DEVICES = [f"rxe{number}" for number in range(4)]
+
+
+def test_there_are_four_active_devices(player) -> None:
+    assert player("devices") == DEVICES
+    assert all(network.is_connected(device) for device in DEVICES)
 
 
 def test_each_device_has_a_link_local_and_an_ipv4_gid() -> None:
-    for number in (0, 1):
-        link_local, ipv4 = network.gids(f"rxe{number}")
+    for number, device in enumerate(DEVICES):
+        link_local, ipv4 = network.gids(device)
         assert link_local.startswith("fe80:")
         assert ipv4 == f"0000:0000:0000:0000:0000:ffff:0a4d:{number + 1:04x}"
-        types = Path(f"/sys/class/infiniband/rxe{number}/ports/1/gid_attrs/types")
+        types = Path(f"/sys/class/infiniband/{device}/ports/1/gid_attrs/types")
         assert {(types / str(index)).read_text().strip() for index in (0, 1)} == {"RoCE v2"}
 
 
