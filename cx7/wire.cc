@@ -65,7 +65,7 @@ HandshakeBytes encode(const HandshakeMessage& message) {
   writer.put(kHandshakeVersion);
   writer.put(static_cast<uint8_t>(message.kind));
   writer.put(static_cast<uint8_t>(message.ready));
-  writer.put(static_cast<uint8_t>(message.refusal));
+  writer.put(message.kind == HandshakeKind::kRefuse ? static_cast<uint8_t>(message.refusal) : uint8_t{0});
   put(&writer, message.sender);
   writer.put(message.target_cookie);
   for (const uint8_t byte : message.identity) writer.put(byte);

@@ -7,6 +7,8 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
+#include <string_view>
 
 #include "cx7/switchboard.h"
 
@@ -312,6 +314,48 @@ TEST_CASE("cx7 handshake: garbage, other versions and foreign messages are count
   a.board->receive(encode(m), world.now);
   CHECK(a.board->statistics().foreign == 1);
   CHECK(a.pairs.empty());
+}
+
+constexpr std::string_view kAddressExample =
+    "01 01 00 00 11 00 00 00 78 56 34 12 08 07 06 05 04 03 02 01 "
+    "00 00 00 00 00 00 00 00 00 00 ff ff 0a 4d 00 01";
+constexpr std::string_view kOfferExample =
+    "74 37 58 51 01 01 01 00 01 01 00 00 11 00 00 00 "
+    "78 56 34 12 08 07 06 05 04 03 02 01 00 00 00 00 "
+    "00 00 00 00 00 00 ff ff 0a 4d 00 01 18 17 16 15 "
+    "14 13 12 11 00 01 02 03 04 05 06 07 08 09 0a 0b "
+    "0c 0d 0e 0f 28 27 26 25 24 23 22 21 38 37 36 35 "
+    "34 33 32 31 03 00 00 00 00 00 00 00 02 00 00 00 "
+    "00 00 00 00 21 00 00 00 22 00 00 00 c3 b2 a1 00 "
+    "00 02 00 00 05 10 00 00 00 00 00 00 e1 d1 57 1a";
+
+std::string shown(std::span<const uint8_t> bytes) {
+  std::string out;
+  for (const uint8_t byte : bytes) out += format(out.empty() ? "%02x" : " %02x", byte);
+  return out;
+}
+
+// tests/docs/test_handshake.py sees to it that these are the same.
+TEST_CASE("cx7 handshake: bytes are those of the examples in docs/handshake.md") {
+  NicAddress nic;
+  const uint8_t gid[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 77, 0, 1};
+  std::copy(std::begin(gid), std::end(gid), std::begin(nic.gid));
+  nic.queue_pair = 0x11;
+  nic.queue_key = 0x12345678;
+  nic.cookie = 0x0102030405060708;
+  const te_nic_address address = encode(nic);
+  CHECK(shown(std::span(address.bytes, address.length)) == kAddressExample);
+  HandshakeMessage offer;
+  offer.ready = true;
+  offer.sender = nic;
+  offer.target_cookie = 0x1112131415161718;
+  for (uint8_t i = 0; i < 16; ++i) offer.identity[i] = i;
+  offer.generation = 0x2122232425262728;
+  offer.target_generation = 0x3132333435363738;
+  offer.attempt = 3;
+  offer.echo = 2;
+  offer.pairs = {{0x21, 0x22}, {0xA1B2C3, 0x200}, 5, 16};
+  CHECK(shown(encode(offer)) == kOfferExample);
 }
 
 // As a later version would say it: the places of all fields but those of the queue pairs are the same.
