@@ -127,6 +127,10 @@ def group() -> None:
 @_common
 @click.option("--quick", is_flag=True, help="Fewer sizes: for continuous integration.")
 @click.option(
+    "--max-size", "most_bytes", type=click.IntRange(1), default=None,
+    help="Bytes that one operation moves at most: leaves out larger ones, for slow networks.  [default: all]",
+)  # fmt: skip
+@click.option(
     "--flip-byte", "flip", type=click.Choice((*sweep.OPERATIONS, "guard")), is_flag=False, flag_value="write",
     hidden=True, help="A test hook: damage one received byte before it is verified.",
 )  # fmt: skip
@@ -137,6 +141,7 @@ def loopback(
     timeout_s: float,
     as_json: bool,
     quick: bool,
+    most_bytes: int | None,
     flip: str | None,
 ) -> int:
     """Write both ways between two processes, and compare every byte.
@@ -151,7 +156,7 @@ def loopback(
     """
     flip = flip or _flip_of(os.environ.get("TE_TEST_FLIP_BYTE"))
     options = Options(address, chosen_transports(transports, address), nics, timeout_s, flip)
-    rows = sweep.plan(quick=quick)
+    rows = sweep.plan(quick=quick, most_bytes=most_bytes)
     steps = 2 * sum(len(row.cases) for row in rows)
 
     def work(session: Session, result: TransportResult, *, progress: Progress) -> None:

@@ -182,10 +182,12 @@ class Row:
         return self.cases[0]
 
 
-def plan(*, quick: bool, seed: int = 1) -> list[Row]:
-    """The sweep: a subset that still has every kind of operation when `quick`."""
+def plan(*, quick: bool, seed: int = 1, most_bytes: int | None = None) -> list[Row]:
+    """The sweep: a subset that still has every kind of operation when `quick`; no row of more than `most_bytes`."""
     seeds = itertools.count(seed * 1_000_003)
     rows = [*_writes(quick), *_in_flight(quick), *_paged(quick), *_messages(quick)]
+    if most_bytes is not None:
+        rows = [cases for cases in rows if cases[0].payload_bytes <= most_bytes]
     return [Row(tuple(dataclasses.replace(case, seed=next(seeds)) for case in row)) for row in rows]
 
 

@@ -119,6 +119,14 @@ def test_the_full_plan_writes_every_power_of_two_and_its_neighbours() -> None:
     assert {(1 << i) - 1 for i in range(4, 27, 2)} <= sizes
 
 
+def test_a_plan_for_slow_networks_leaves_out_what_moves_more_and_keeps_the_rest() -> None:
+    full, bounded = sweep.plan(quick=True), sweep.plan(quick=True, most_bytes=1 << 18)
+    heads = [row.head.payload_bytes for row in bounded]
+    assert heads == [row.head.payload_bytes for row in full if row.head.payload_bytes <= 1 << 18]
+    assert {row.head.operation for row in bounded} == set(sweep.OPERATIONS)
+    assert sweep.buffer_bytes(bounded)[0] < 1 << 19
+
+
 def test_all_cases_fit_into_the_buffers() -> None:
     rows = sweep.plan(quick=False)
     source, target = sweep.buffer_bytes(rows)
