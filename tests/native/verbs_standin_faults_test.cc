@@ -125,6 +125,23 @@ TEST_CASE("stand-in: while a port is down, or two are cut, nothing passes; then 
   }
 }
 
+TEST_CASE("stand-in: a port may have another address from now on") {
+  Fabric fabric;
+  End a, b({.device = 1});
+  End::connect(a, b);
+  const ibv_gid before = b.gid();
+  fabric.command("new_address 1");
+  const ibv_gid after = b.gid();
+  CHECK(std::memcmp(before.raw, after.raw, 16) != 0);
+  CHECK(b.events() == Events{IBV_EVENT_GID_CHANGE});
+  REQUIRE(a.post(a.write(1, 0, b, 0, 8)) == 0);
+  REQUIRE(run(a, b, [&] { return a.done.size() == 1; }));
+  CHECK(a.done[0].status == IBV_WC_RETRY_EXC_ERR);
+  fabric.command("new_address 1");
+  CHECK(b.gid().raw[13] == before.raw[13]);
+  CHECK(b.events().size() == 1);
+}
+
 TEST_CASE("stand-in: a device that is lost completes nothing and takes nothing") {
   Fabric fabric;
   End a, b({.device = 1});

@@ -49,24 +49,6 @@ int set_port(Fabric& f, uint64_t index, bool up) {
   return 0;
 }
 
-int reset(Fabric& f) {
-  f.options = f.initial;
-  f.random = Random(f.options.seed);
-  f.faults = {};
-  f.counts = {};
-  f.buried = {};
-  f.last_violation.clear();
-  for (const auto& device : f.devices) {
-    set_port(f, device->index, true);
-    device->fatal = false;
-    device->next_number = kFirstNumber;
-    for (const auto& [key, pair] : device->pairs)
-      for (auto* counter : {&pair->fast.calls, &pair->fast.posted, &pair->fast.signalled, &pair->fast.inlined})
-        *counter = 0;
-  }
-  return 0;
-}
-
 int kill(Fabric& f, Qp& pair) {
   emit(f, pair, IBV_EVENT_QP_FATAL);
   break_pair(f, pair);
@@ -91,19 +73,55 @@ int kill_nth(Fabric& f, uint64_t n, ibv_qp_type type) {
   return kill(f, **nth);
 }
 
-int kill_context(Fabric& f, uint64_t serial) {
-  if (serial == ~uint64_t{0} && !f.contexts.empty()) serial = f.contexts.back()->serial;
-  for (Context* context : f.contexts) {
-    if (context->serial != serial) continue;
-    context->silent = true;
-    for (const auto& [key, pair] : context->owner->pairs) {
-      if (context_of(pair->context) != context) continue;
-      pair->fast.usable = false;
-      f.schedule(*pair);
-    }
-    return 0;
+// The context that was opened as the nth, or, with a negative n, the nth from the end of those that are open.
+Context* find_context(Fabric& f, uint64_t n) {
+  const uint64_t from_end = 0 - n;
+  if (from_end >= 1 && from_end <= f.contexts.size()) return f.contexts[f.contexts.size() - from_end];
+  for (Context* context : f.contexts)
+    if (context->serial == n) return context;
+  return nullptr;
+}
+
+int kill_context(Fabric& f, uint64_t n) {
+  Context* context = find_context(f, n);
+  if (context == nullptr) return EINVAL;
+  context->silent = true;
+  for (const auto& [key, pair] : context->owner->pairs) {
+    if (context_of(pair->context) != context) continue;
+    pair->fast.usable = false;
+    f.schedule(*pair);
   }
-  return EINVAL;
+  return 0;
+}
+
+// The IPv4 address of a port becomes another one, or the first one again.
+int change_address(Fabric& f, uint64_t index) {
+  Device* device = device_at(f, index);
+  if (device == nullptr) return EINVAL;
+  uint8_t& network = device->gids[1].raw[13];
+  network = network == kNetwork ? kNetwork + 1 : kNetwork;
+  write_addresses(f, *device);
+  emit(f, *device, IBV_EVENT_GID_CHANGE);
+  return 0;
+}
+
+int reset(Fabric& f) {
+  f.options = f.initial;
+  f.random = Random(f.options.seed);
+  f.faults = {};
+  f.counts = {};
+  f.buried = {};
+  f.last_violation.clear();
+  for (const auto& device : f.devices) {
+    set_port(f, device->index, true);
+    device->fatal = false;
+    device->next_number = kFirstNumber;
+    if (device->gids[1].raw[13] != kNetwork) change_address(f, device->index);
+    for (const auto& [key, pair] : device->pairs)
+      for (auto* counter : {&pair->fast.calls, &pair->fast.posted, &pair->fast.signalled, &pair->fast.inlined})
+        *counter = 0;
+  }
+  return 0;
 }
 
 int fatal(Fabric& f, uint64_t index) {
@@ -165,6 +183,7 @@ int run(Fabric& f, std::string_view verb, const Numbers& n) {
   if (is("kill_context", 1, 1)) return kill_context(f, n[0]);
   if (is("port_down", 1, 1)) return set_port(f, n[0], false);
   if (is("port_up", 1, 1)) return set_port(f, n[0], true);
+  if (is("new_address", 1, 1)) return change_address(f, n[0]);
   if (is("cut", 2, 2)) return cut(f, n, true);
   if (is("join", 2, 2)) return cut(f, n, false);
   if (is("fatal", 1, 1)) return fatal(f, n[0]);

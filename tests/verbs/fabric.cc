@@ -35,7 +35,7 @@ std::unique_ptr<Device> make_device(uint32_t index) {
   std::snprintf(device->ibdev_path, sizeof device->ibdev_path, "/sys/class/infiniband/standin%u", index);
   const uint8_t local[16] = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x02, 0x88, 0, 0xff, 0xfe, 0, 0, uint8_t(index + 1)};
   const uint8_t mapped[16] = {
-      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 88, uint8_t(index / 250), uint8_t(index % 250 + 1)};
+      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, kNetwork, uint8_t(index / 250), uint8_t(index % 250 + 1)};
   std::memcpy(device->gids[0].raw, local, 16);
   std::memcpy(device->gids[1].raw, mapped, 16);
   return device;

@@ -22,6 +22,7 @@ namespace standin {
 
 inline constexpr int kGids = 4;  // slots of a port's table; the last two are empty
 inline constexpr size_t kSges = 8;
+inline constexpr uint8_t kNetwork = 88;  // of the IPv4 addresses, 10.88.0.0
 inline constexpr uint32_t kGrhBytes = 40;
 inline constexpr uint32_t kFirstNumber = 0x100;  // of queue pairs
 

@@ -15,7 +15,7 @@
 //   TE_STANDIN_DEVICES   how many devices, "standin0" on (4). Each has one port of link layer Ethernet with GID 0, fe80::..., and
 //                        GID 1, ::ffff:10.88.0.N, both RoCEv2. Queue pair numbers are the same on all devices.
 //   TE_STANDIN           options, "key=value,key=value", see below
-//   TE_RDMA_ROOT         if set and without a tree yet: the directory below which the sysfs tree is written
+//   TE_RDMA_ROOT         if set: the directory below which the sysfs tree is written, unless one for as many devices is there
 //
 // Options (number or probability; defaults in tests/verbs/options.h):
 //   seed             of all that is random
@@ -49,9 +49,10 @@
 //                                number), before any byte of it is placed, or (landed) after all are
 //   kill_qp DEVICE NUMBER        that queue pair goes to the error state, with IBV_EVENT_QP_FATAL
 //   kill_rc N, kill_ud N         likewise the Nth of those reliable (datagram) queue pairs that exist, in the order of creation
-//   kill_context N               the Nth opened context (from 0, of all devices; -1: the latest) falls silent, as if its process were
-//                                killed; its objects can still be destroyed
+//   kill_context N               the Nth opened context (from 0, of all devices; -1: the latest that is open, and so on) falls silent,
+//                                as if its process were killed; its objects can still be destroyed
 //   port_down DEVICE, port_up DEVICE   with IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE
+//   new_address DEVICE           its IPv4 address, so GID 1, becomes another, or the first again, with IBV_EVENT_GID_CHANGE
 //   cut DEVICE DEVICE, join DEVICE DEVICE   between these two, or within one, packets are lost until join
 //   fatal DEVICE                 IBV_EVENT_DEVICE_FATAL: no completion comes any more, posts fail with EIO
 //   reg_fail N, qp_fail N, ah_fail N   the next N registrations (queue pairs, address handles) fail with ENOMEM

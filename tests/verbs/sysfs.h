@@ -8,5 +8,6 @@ namespace standin {
 int write_tree(Fabric& f, const char* root);
 void write_tree_if_absent(Fabric& f, const char* root);
 void write_state(Fabric& f, const Device& device);
+void write_addresses(Fabric& f, const Device& device);
 
 }  // namespace standin
