@@ -20,7 +20,10 @@ loopback_only := TE_NICS=lo
 # A test that hangs is ended and named.
 patience := timeout --signal=ABRT 1200
 # libfabric is not instrumented: ThreadSanitizer cannot see its locks.
-tsan_tests := -tce='*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_*'
+tsan_tests := -tce='*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_*,*cx7_*,*verbs_*'
+# The sanitized builds make the extension, too.
+asan_options := -DTE_SANITIZE=address -DTE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(python)
+tsan_options := -DTE_SANITIZE=thread -DTE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(python)
 native_tests := $(loopback_only) SHOW='test cases:.*skipped' $(quiet)
 
 # Set-up is stale when .venv was moved or does not run any more, or when another interpreter is asked for.
@@ -62,7 +65,7 @@ dist/.stamp: .venv/.setup build/sources.txt $(sources) CMakeLists.txt pyproject.
 
 # native(DIRECTORY, OPTIONS): configure and build te_tests in build/DIRECTORY.
 define native
-	@test -e build/$(1)/build.ninja || $(quiet) "configure $(1)" cmake -S . -B build/$(1) -G Ninja -DTE_TESTS=ON $(2)
+	@$(quiet) "configure $(1)" cmake -S . -B build/$(1) -G Ninja -DTE_TESTS=ON $(2)
 	@$(quiet) "compile $(1)" cmake --build build/$(1)
 endef
 
@@ -79,38 +82,39 @@ test-native: .venv/.setup ## native tests
 	@$(native_tests) "test native" $(patience) build/native/te_tests
 
 test-asan: .venv/.setup ## native tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(call native,asan,-DTE_SANITIZE=address)
+	$(call native,asan,$(asan_options))
 	@LSAN_OPTIONS=suppressions=tests/native/lsan.supp UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(native_tests) "test asan" $(patience) build/asan/te_tests
 
 # ThreadSanitizer cannot map its memory where addresses are randomised widely; setarch -R turns that off for the process.
 test-tsan: .venv/.setup ## native tests under ThreadSanitizer
-	$(call native,tsan,-DTE_SANITIZE=thread)
+	$(call native,tsan,$(tsan_options))
 	@TSAN_OPTIONS=suppressions=tests/native/tsan.supp:second_deadlock_stack=1 \
 	  $(native_tests) "test tsan" $(patience) $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/te_tests $(tsan_tests)
 
-# The conformance suite on the simulated fabric, with an extension that is built with a sanitizer and lies in a site-packages of its own.
-# The sanitizer's library comes first in the process, since the interpreter is not built with it. pytest hides what tests print, so
-# reports go to files.
-# conformance(LABEL, SANITIZER, LIBRARY, OPTIONS, PREFIX, SELECTION)
+# The conformance suite on the fabrics of one process, with the package as it is installed but for its extension, which comes from the
+# sanitized build. The sanitizer's library comes first in the process, since the interpreter is not built with it. pytest hides
+# what tests print, so reports go to files.
+# conformance(LABEL, LIBRARY, OPTIONS, PREFIX, SELECTION)
 define conformance
-	@rm -rf build/$(1)-dist build/$(1)-site; mkdir -p build/run
-	@$(quiet) "build wheel for $(1)" $(python) -m pip wheel --no-build-isolation --no-deps -w build/$(1)-dist \
-	  -C build-dir=build/$(1)-wheel -C cmake.define.TE_SANITIZE=$(2) .
-	@$(quiet) "install wheel for $(1)" $(python) -m pip install --no-deps --target build/$(1)-site/site-packages build/$(1)-dist/*.whl
-	@rm -f build/run/$(1)-report.*
-	@$(loopback_only) SHOW='[0-9]* passed.*' $(quiet) "test conformance under $(1)" $(patience) env -C build/run \
-	  LD_PRELOAD="$$(g++ -print-file-name=$(3))" PYTHONPATH=$(CURDIR)/build/$(1)-site/site-packages \
-	  $(4):log_path=$(CURDIR)/build/run/$(1)-report $(5) $(CURDIR)/$(python) -m pytest -c $(CURDIR)/pyproject.toml \
-	  --rootdir $(CURDIR) -p no:cacheprovider -q $(CURDIR)/tests/conformance -k "sim and not large $(6)"
+	@rm -rf build/$(1)-site build/run/$(1)-report.*; mkdir -p build/$(1)-site/site-packages build/$(1)/standin build/run
+	@cp -r "$$($(python) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"/transfer_engine build/$(1)-site/site-packages/
+	@cp build/$(1)/_core.abi3.so build/$(1)-site/site-packages/transfer_engine/
+	@$(loopback_only) TE_TEST_STANDIN=$(CURDIR)/build/$(1)/libstandin_verbs.so SHOW='[0-9]* passed.*' \
+	  $(quiet) "test conformance under $(1)" $(patience) env -C build/run \
+	  LD_PRELOAD="$$(g++ -print-file-name=$(2))" PYTHONPATH=$(CURDIR)/build/$(1)-site/site-packages \
+	  $(3):log_path=$(CURDIR)/build/run/$(1)-report $(4) $(CURDIR)/$(python) -m pytest -c $(CURDIR)/pyproject.toml \
+	  --rootdir $(CURDIR) -p no:cacheprovider -q $(CURDIR)/tests/conformance -k "(sim or standin) and not large $(5)"
 	@! cat build/run/$(1)-report.* 2>/dev/null
 endef
 
-test-conformance-asan: .venv/.wheel ## the conformance suite on the simulated fabric under AddressSanitizer
-	$(call conformance,asan,address,libasan.so,ASAN_OPTIONS=detect_leaks=0,,)
+test-conformance-asan: .venv/.wheel ## the conformance suite in one process under AddressSanitizer
+	$(call native,asan,$(asan_options))
+	$(call conformance,asan,libasan.so,ASAN_OPTIONS=detect_leaks=0,,)
 
 test-conformance-tsan: .venv/.wheel ## the part of it that is about threads and order under ThreadSanitizer
-	$(call conformance,tsan,thread,libtsan.so,TSAN_OPTIONS=suppressions=$(CURDIR)/tests/native/tsan.supp,$$(setarch -R true 2>/dev/null && echo setarch -R),and (concurrency or completion or counters or regions or deadlines or peers or messages) and not fork)
+	$(call native,tsan,$(tsan_options))
+	$(call conformance,tsan,libtsan.so,TSAN_OPTIONS=suppressions=$(CURDIR)/tests/native/tsan.supp,$$(setarch -R true 2>/dev/null && echo setarch -R),and (concurrency or completion or counters or regions or deadlines or peers or messages) and not fork)
 
 # libfabric is not there for the other machine: only what runs on the simulated fabric.
 cross := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc \
@@ -133,7 +137,7 @@ ARGS ?=
 # cx7 runs over a stand-in for libibverbs where there is no device. (A wheel without cx7 is built where its headers are missing.)
 standin := $(CURDIR)/build/native/libstandin_verbs.so
 define build_standin
-	@test -e build/native/build.ninja || $(quiet) "configure native" cmake -S . -B build/native -G Ninja -DTE_TESTS=ON -DTE_WERROR=ON
+	@$(quiet) "configure native" cmake -S . -B build/native -G Ninja -DTE_TESTS=ON -DTE_WERROR=ON
 	@$(quiet) "compile the stand-in for libibverbs" cmake --build build/native --target standin_verbs
 	@mkdir -p build/native/standin
 endef
@@ -159,8 +163,8 @@ soak: .venv/.wheel ## tests that run for minutes
 bench: .venv/.wheel ## host overhead, bandwidth, rate and latency on this machine
 	@$(quiet) "configure bench" cmake -S . -B build/bench -G Ninja -DTE_BENCH=ON
 	@$(quiet) "compile bench" cmake --build build/bench
-	@for program in build/bench/bench_*; do for transport in tcp shm; do \
-	  test ! -x $$program || $(loopback_only) $$program $$transport || exit; done; done
+	@for transport in tcp shm; do test ! -x build/bench/bench_fabric || $(loopback_only) build/bench/bench_fabric $$transport || exit; done
+	@tools/bench/posting.sh build/bench
 	@$(loopback_only) .venv/bin/transfer-engine bench
 
 # --- style --------------------------------------------------------------------------------------------------------------

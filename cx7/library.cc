@@ -65,7 +65,6 @@ Error load(const std::string& file, Library* l) {
       {"ibv_ack_async_event", slot(&l->ack_async_event), true},
       {"ibv_wc_status_str", slot(&l->wc_status_str), true},
       {"ibv_event_type_str", slot(&l->event_type_str), true},
-      {"ibv_fork_init", slot(&l->fork_init), false},
   };
   for (const Symbol& symbol : symbols) {
     // The default version of each symbol is the newest; all of these have had the same one since rdma-core 1.1.
@@ -75,8 +74,9 @@ Error load(const std::string& file, Library* l) {
     return Error(Status::kTransportUnavailable,
                  format("%s lacks %s: install a newer rdma-core", file.c_str(), symbol.name));
   }
-  // Where the kernel does not copy registered pages on fork by itself, children would take them from their parent.
-  if (l->fork_init != nullptr) static_cast<void>(l->fork_init());
+  // ibv_fork_init is not called. It would keep registered pages out of forked children, and whatever else lies in those pages with
+  // them: a child of an interpreter does not live long without pieces of its heap (seen: SIGSEGV). Linux 5.12 and later copy
+  // registered pages for the child at the fork, and need no such call; for older kernels there is RDMAV_FORK_SAFE=1.
   l->name = format("libibverbs (%s)", file.substr(file.rfind('/') + 1).c_str());
   return {};
 }

@@ -46,7 +46,6 @@ struct Library {
   void (*ack_async_event)(ibv_async_event*) = nullptr;
   const char* (*wc_status_str)(ibv_wc_status) = nullptr;
   const char* (*event_type_str)(ibv_event_type) = nullptr;
-  int (*fork_init)() = nullptr;
 
   std::string name;  // "libibverbs (libibverbs.so.1)"
 };

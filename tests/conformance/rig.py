@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def on_this_machine() -> list[Transport]:
     if os.environ.get("TE_RDMA_GUEST"):
         # The guest is emulated, and memory that is touched costs it dearly.
         small = {"max_peers": 16, "immediate_window": 64, "nic_depth": 128, "operations": 1024, "max_regions": 4096}
-        devices = tuple(sorted(os.listdir("/sys/class/infiniband")))
+        devices = tuple(sorted(device.name for device in Path("/sys/class/infiniband").iterdir()))
         return [Transport("rxe", apart=True, faults=False, asked="cx7", devices=devices, changes=tuple(small.items()))]
     # The simulated fabric is set to be unfriendly: out of order, in pieces, sometimes busy.
     unfriendly = "delay=2,mtu=1000,busy=0.02,seed=1"
@@ -70,7 +71,7 @@ def on_this_machine() -> list[Transport]:
         count = 16
         environment = {
             "TE_LIBIBVERBS": library,
-            "TE_RDMA_ROOT": os.path.join(os.path.dirname(library), "standin"),
+            "TE_RDMA_ROOT": str(Path(library).with_name("standin")),
             "TE_STANDIN_DEVICES": str(count),
         }
         found.append(

@@ -104,7 +104,7 @@ class Ours {
 
  private:
   te_engine* engine_ = nullptr;
-  uint32_t region_ = 0, counter_ = 0, remote_ = 0, notify_ = 0;
+  te_handle region_ = TE_NONE, counter_ = TE_NONE, remote_ = TE_NONE, notify_ = TE_NONE;
 };
 
 struct Case {
