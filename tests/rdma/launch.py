@@ -11,6 +11,13 @@ from pathlib import Path
 GUEST = Path(__file__).parent / "guest"
 PATIENCE_S = 280  # less than a test has
 
+# Settings of engines on an emulated processor: memory that is touched costs it dearly, and it is late at times.
+SLOW_ENGINES = {
+    "TE_MAX_PEERS": "16", "TE_IMMEDIATE_WINDOW": "64", "TE_NIC_DEPTH": "128", "TE_OPERATIONS": "1024",
+    "TE_MAX_REGIONS": "4096", "TE_CORE": "none", "TE_ACK_TIMEOUT": "17", "TE_PEER_TIMEOUT_S": "20",
+    "TE_CONNECT_TIMEOUT_S": "30",
+}  # fmt: skip
+
 
 @contextlib.contextmanager
 def guest(*arguments: str) -> Iterator[subprocess.Popen[str]]:

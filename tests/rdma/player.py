@@ -14,7 +14,7 @@ import traceback
 from typing import Any
 
 import pyverbs.enums as e
-from pyverbs.addr import AH, AHAttr, GlobalRoute
+from pyverbs.addr import AH, GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context, get_device_list
 from pyverbs.mr import MR
@@ -159,8 +159,27 @@ def datagram(source: str, target: str, gid: int, length: int) -> dict[str, Any]:
     return outcome(one, other, 1, time.monotonic()) | {"equal": other.content()[GRH:] == data}
 
 
+def throw(source: str, target: str, queue_pair: int, queue_key: int, datagrams: list[str]) -> list[int]:
+    """Sends datagrams (hexadecimal) to a queue pair of somebody else; the answer is the statuses of the sends."""
+    end = End(source, 1, e.IBV_QPT_UD, max(len(text) // 2 for text in datagrams))
+    attributes = QPAttr(port_num=1)
+    attributes.qkey = queue_key
+    end.qp.to_rts(attributes)
+    route = GlobalRoute(dgid=GID(target), sgid_index=end.gid)
+    handle = AH(end.pd, attr=AHAttr(gr=route, is_global=1, port_num=1))
+    statuses = []
+    for text in datagrams:
+        data = bytes.fromhex(text)
+        end.fill(data)
+        request = SendWR(opcode=e.IBV_WR_SEND, num_sge=1, sg=end.pieces(0, len(data)))
+        request.set_wr_ud(handle, queue_pair, queue_key)
+        end.qp.post_send(request)
+        statuses += [completion.status for completion in end.completions(1, time.monotonic() + DEADLINE_S)]
+    return statuses
+
+
 def main() -> None:
-    actions = {action.__name__: action for action in (devices, connect, write, datagram)}
+    actions = {action.__name__: action for action in (devices, connect, write, datagram, throw)}
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
