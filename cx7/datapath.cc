@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "cx7/classify.h"
 #include "cx7/nic.h"
@@ -30,19 +31,10 @@ constexpr uint64_t sent_id(uint32_t queue, uint32_t position) {
   return uint64_t{queue} << 34 | uint64_t{position} << 2 | kSent;
 }
 
-ibv_wr_opcode opcode_of(Opcode opcode) {
-  switch (opcode) {
-    case Opcode::kWrite:
-      return IBV_WR_RDMA_WRITE;
-    case Opcode::kWriteImmediate:
-      return IBV_WR_RDMA_WRITE_WITH_IMM;
-    case Opcode::kRead:
-      return IBV_WR_RDMA_READ;
-    case Opcode::kSend:
-      break;
-  }
-  return IBV_WR_SEND;
-}
+// By te::Opcode.
+constexpr ibv_wr_opcode kOpcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_SEND};
+static_assert(static_cast<int>(Opcode::kWrite) == 0 && static_cast<int>(Opcode::kWriteImmediate) == 1 &&
+              static_cast<int>(Opcode::kRead) == 2 && static_cast<int>(Opcode::kSend) == 3);
 
 uint8_t queue_kind(Opcode opcode) { return opcode == Opcode::kSend ? kMessages : kWrites; }
 
@@ -84,51 +76,68 @@ PostResult Nic::post(std::span<const WorkRequest> requests) {
   return result;
 }
 
-// Chains as many of the first requests as belong to one queue and fit it.
+// Chains as many of the first requests as belong to one queue and fit it. The chain itself was linked once (see prepare_chain):
+// here only what differs is written. Everything that the loop reads is in locals, since the compiler must assume that what it
+// writes may be any member.
 uint32_t Nic::build(Queue& queue, uint32_t id, std::span<const WorkRequest> requests) {
   const uint32_t room = queue.depth - (queue.tail - queue.head);
   const uint32_t most = std::min({room, kBatch, static_cast<uint32_t>(requests.size())});
-  const WorkRequest& first = requests.front();
-  uint32_t count = 0;
+  const WorkRequest* from = requests.data();
+  const PathId path = from->path;
+  const bool messages = from->opcode == Opcode::kSend;
+  const uint64_t inline_bytes = queue.inline_bytes;
+  WorkContext** const contexts = queue.contexts.get();
+  const uint32_t mask = queue.mask;
+  uint32_t tail = queue.tail;
   uint32_t unsignalled = 0;
   uint64_t unsignalled_bytes = 0;
-  for (; count < most; ++count) {
-    const WorkRequest& from = requests[count];
-    if (from.path != first.path || queue_kind(from.opcode) != queue_kind(first.opcode)) break;
+  uint32_t count = 0;
+  for (; count < most; ++count, ++from) {
+    if (from->path != path || (from->opcode == Opcode::kSend) != messages) break;
+    const uint64_t length = from->length;
     ibv_sge& piece = pieces_[count];
-    piece.addr = reinterpret_cast<uint64_t>(from.local);
-    piece.length = static_cast<uint32_t>(from.length);
-    piece.lkey = static_cast<uint32_t>(from.local_key);
+    piece.addr = reinterpret_cast<uint64_t>(from->local);
+    piece.length = static_cast<uint32_t>(length);
+    piece.lkey = static_cast<uint32_t>(from->local_key);
     ibv_send_wr& to = requests_[count];
-    to.wr_id = sent_id(id, queue.tail);
-    to.next = &to + 1;
-    to.sg_list = &piece;
-    to.num_sge = from.length == 0 ? 0 : 1;
-    to.opcode = opcode_of(from.opcode);
-    to.imm_data = htonl(from.immediate);
-    to.wr.rdma.remote_addr = from.remote_address;
-    to.wr.rdma.rkey = static_cast<uint32_t>(from.remote_key);
-    to.send_flags = from.length <= queue.inline_bytes && from.opcode != Opcode::kRead ? IBV_SEND_INLINE : 0;
-    ++unsignalled;
-    unsignalled_bytes += from.length;
-    if (unsignalled >= kSignalEvery || unsignalled_bytes >= kSignalBytes) {
-      to.send_flags |= IBV_SEND_SIGNALED;
+    to.wr_id = sent_id(id, tail);
+    to.num_sge = length != 0;
+    to.opcode = kOpcodes[static_cast<size_t>(from->opcode)];
+    to.imm_data = htonl(from->immediate);
+    to.wr.rdma.remote_addr = from->remote_address;
+    to.wr.rdma.rkey = static_cast<uint32_t>(from->remote_key);
+    unsigned flags = length <= inline_bytes && from->opcode != Opcode::kRead ? IBV_SEND_INLINE : 0;
+    unsignalled_bytes += length;
+    if (++unsignalled == kSignalEvery || unsignalled_bytes >= kSignalBytes) {
+      flags |= IBV_SEND_SIGNALED;
       unsignalled = 0;
       unsignalled_bytes = 0;
     }
-    queue.contexts[queue.tail++ & queue.mask] = from.context;
+    to.send_flags = flags;
+    contexts[tail++ & mask] = from->context;
   }
   if (count == 0) return 0;
-  requests_[count - 1].next = nullptr;
+  queue.tail = tail;
   requests_[count - 1].send_flags |= IBV_SEND_SIGNALED;
   return count;
+}
+
+void Nic::prepare_chain() {
+  for (uint32_t i = 0; i < kBatch; ++i) {
+    requests_[i] = ibv_send_wr{};
+    requests_[i].next = i + 1 < kBatch ? &requests_[i + 1] : nullptr;
+    requests_[i].sg_list = &pieces_[i];
+  }
 }
 
 // What the device took of a chain stands before bad_wr. If the last of that is not signalled, nothing might ever tell its end: a marker
 // follows as soon as there is room.
 uint32_t Nic::post_chain(Queue& queue, uint32_t count, PostResult* result) {
   ibv_send_wr* bad = nullptr;
+  ibv_send_wr& last = requests_[count - 1];
+  ibv_send_wr* const next = std::exchange(last.next, nullptr);
   const int status = ibv_post_send(queue.pair.get(), requests_, &bad);
+  last.next = next;
   if (status == 0) [[likely]] {
     result->posted += count;
     queue.marker_due = false;

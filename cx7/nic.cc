@@ -142,6 +142,7 @@ Error Nic::open_queues() {
     *queue = Owned<ibv_srq>(made, {library_.destroy_srq});
   }
   find_inline_bytes();
+  prepare_chain();
   immediates_missing_ = immediate_depth_;
   refill_immediates();
   if (immediates_missing_ > 0) return fail("ibv_post_srq_recv", ENOMEM);

@@ -109,6 +109,7 @@ class Nic final : public Effects {
 
   // datapath.cc
   Queue* queue_for(const WorkRequest& request, PostResult* result);
+  void prepare_chain();
   uint32_t build(Queue& queue, uint32_t id, std::span<const WorkRequest> requests);
   uint32_t post_chain(Queue& queue, uint32_t count, PostResult* result);
   void post_marker(Queue& queue, uint32_t id);

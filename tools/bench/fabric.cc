@@ -59,8 +59,8 @@ class Ours {
 
   te_transfer* post(uint64_t source, uint64_t target, uint64_t length, bool counted = true) {
     te_error error{};
-    te_transfer* t =
-        te_write(engine_, region_, source, remote_, target, length, counted ? notify_ : TE_NONE, 0, kPatience, &error);
+    te_transfer* t = te_write(engine_, region_, source, remote_, target, length, counted ? notify_ : te_handle{TE_NONE},
+                              0, kPatience, &error);
     if (t == nullptr) die("write", error);
     return t;
   }

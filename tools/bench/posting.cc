@@ -70,6 +70,11 @@ struct Ours {
     }
   }
 
+  ~Ours() {
+    static_cast<void>(provider->deregister_memory(0, key).ok());
+    static_cast<void>(far->deregister_memory(0, far_key).ok());
+  }
+
   static std::unique_ptr<Provider> open(const char* device) {
     ProviderOptions options;
     options.transport = "cx7";
