@@ -77,6 +77,15 @@ Send take(Fabric& f, Qp& pair, const ibv_send_wr& request) {
   return work;
 }
 
+constexpr uint64_t kAll = ~uint64_t{0};
+
+template <typename Request>
+uint64_t length_of_chain(const Request* request) {
+  uint64_t count = 0;
+  for (; request != nullptr; request = request->next) ++count;
+  return count;
+}
+
 // How many requests of this call are taken at most.
 uint64_t partial_limit(Fabric& f, const ibv_send_wr* request) {
   Faults& faults = f.faults;
@@ -88,10 +97,16 @@ uint64_t partial_limit(Fabric& f, const ibv_send_wr* request) {
     faults.calls_since = 0;
     return faults.partial_take;
   }
-  if (request == nullptr || request->next == nullptr || !f.random.chance(f.options.post_partial)) return ~uint64_t{0};
-  uint64_t count = 0;
-  for (; request != nullptr; request = request->next) ++count;
-  return f.random.below(count);
+  if (request->next == nullptr || !f.random.chance(f.options.post_partial)) return kAll;
+  return f.random.below(length_of_chain(request));
+}
+
+uint64_t receive_limit(Fabric& f, const Srq& queue, const ibv_recv_wr* request) {
+  if (f.faults.srq_refusals > 0) {
+    --f.faults.srq_refusals;
+    return 0;
+  }
+  return queue.begun && f.random.chance(f.options.srq_full) ? f.random.below(length_of_chain(request)) : kAll;
 }
 
 void count(Fabric& f, const Send& work, bool first) {
@@ -115,11 +130,11 @@ const char* wrong_receive(const ibv_recv_wr& request, uint32_t most_parts) {
 }
 
 int post_receives(Fabric& f, std::deque<Receive>& queue, size_t depth, uint32_t most_parts, ibv_recv_wr* request,
-                  ibv_recv_wr** bad) {
-  for (; request != nullptr; request = request->next) {
+                  ibv_recv_wr** bad, uint64_t left = kAll) {
+  for (; request != nullptr; request = request->next, --left) {
     const char* wrong = wrong_receive(*request, most_parts);
     if (wrong != nullptr) violate("posting a receive: %s", wrong);
-    if (wrong != nullptr || queue.size() >= depth) {
+    if (wrong != nullptr || left == 0 || queue.size() >= depth) {
       ++f.counts.refused;
       *bad = request;
       return wrong != nullptr ? EINVAL : ENOMEM;
@@ -184,13 +199,8 @@ int post_srq_recv(ibv_srq* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   if (queue == nullptr) return EINVAL;
   *bad = request;
   if (context_of(queue->context)->owner->fatal) return EIO;
-  const bool due = f->faults.srq_refusals > 0;
-  if (due) --f->faults.srq_refusals;
-  if (due || (queue->begun && f->random.chance(f->options.srq_full))) {
-    ++f->counts.refused;
-    return ENOMEM;
-  }
-  return post_receives(*f, queue->queue, queue->attributes.max_wr, queue->attributes.max_sge, request, bad);
+  return post_receives(*f, queue->queue, queue->attributes.max_wr, queue->attributes.max_sge, request, bad,
+                       receive_limit(*f, *queue, request));
 }
 
 }  // namespace standin

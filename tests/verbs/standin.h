@@ -28,7 +28,8 @@
 //   srq_shuffle      1: a shared receive queue is not used in order
 //   ud_loss, ud_dup, ud_reorder, ud_delay   probabilities for datagrams; ud_delay_ticks: most ticks of a delayed one
 //   post_partial     probability that ibv_post_send takes only a part of a chain of several (ENOMEM for the rest)
-//   srq_full         probability that ibv_post_srq_recv refuses (ENOMEM), once a receive of the queue has been used
+//   srq_full         probability that ibv_post_srq_recv takes only a part of its chain (ENOMEM for the rest), once a receive of the
+//                    queue has been used
 //   ghosts           probability that what a queue pair was just sending still lands after it was reset, destroyed or in error
 //   late             probability that bytes of a write reach memory some time after they were acknowledged (late_ticks: at most), but
 //                    before a later receive completion or read of the same queue pair, and before their region or queue pair goes. Where
