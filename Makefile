@@ -149,7 +149,7 @@ test-python: .venv/.wheel ## Python tests against the installed wheel; ARGS="-k 
 test-rdma: .venv/.wheel ## tests over Soft-RoCE devices, in an emulated guest; installs QEMU as root; ARGS as above
 	@tools/setup.sh rdma
 	@$(in_run) ../../$(python) ../../tests/rdma/guest --devices 4 --timeout 1200 -- \
-	  $(plain_pytest) -p no:hypothesispytest -q --timeout 300 $(ARGS) ../../tests/rdma
+	  $(plain_pytest) -p no:hypothesispytest -q --timeout 300 $(ARGS) ../../tests/rdma ../../tests/conformance
 
 test-rdma-wire: .venv/.wheel ## tests between two such guests, joined by a wire
 	@tools/setup.sh rdma
