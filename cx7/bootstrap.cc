@@ -70,6 +70,8 @@ Error Nic::open_bootstrap() {
   for (uint32_t i = 0; i < kIncoming; ++i)
     if (!post_parcel_receive(i)) return fail("posting datagram receives", ENOMEM);
 
+  resolver_ = std::make_unique<Resolver>(library_, domain_.get());
+  if (Error error = resolver_->start()) return error;
   description_.address = encode(own_);
   Switchboard::Options options;
   std::memcpy(options.identity, options_.identity, sizeof options.identity);
@@ -92,36 +94,60 @@ bool Nic::post_parcel_receive(uint32_t index) {
   return ibv_post_recv(bootstrap_.get(), &request, &bad) == 0;
 }
 
-// What cannot be sent now is as good as lost: offers are repeated.
+// What cannot be sent now is as good as lost: offers are repeated. Sent is once the way is known; until then a newer message to the
+// same NIC takes the place of the older one.
 void Nic::send(const NicAddress& to, const HandshakeMessage& message) {
+  if (!up_.load(std::memory_order_relaxed)) return;
+  const HandshakeBytes bytes = encode(message);
+  for (Parcel& parcel : outgoing_) {
+    if (!parcel.resolving || parcel.to != to) continue;
+    std::memcpy(parcel.data, bytes.data(), bytes.size());
+    return;
+  }
   if (free_parcels_.empty()) return;
+  const uint32_t index = free_parcels_.back();
+  free_parcels_.pop_back();
+  Parcel& parcel = outgoing_[index];
+  std::memcpy(parcel.data, bytes.data(), bytes.size());
+  parcel.to = to;
+  parcel.resolving = true;
   ibv_ah_attr route;
   fill_route(to, &route);
-  ibv_ah* handle = library_.create_ah(domain_.get(), &route);
-  if (handle == nullptr) return;
-  const uint32_t index = free_parcels_.back();
-  Parcel& parcel = outgoing_[index];
-  parcel.handle = Owned<ibv_ah>(handle, {library_.destroy_ah});
-  const HandshakeBytes bytes = encode(message);
-  std::memcpy(parcel.data, bytes.data(), bytes.size());
-  ibv_sge piece{};
-  piece.addr = reinterpret_cast<uint64_t>(parcel.data);
-  piece.length = static_cast<uint32_t>(bytes.size());
-  piece.lkey = parcel_registration_->lkey;
-  ibv_send_wr request{}, *bad = nullptr;
-  request.wr_id = kOutgoingFlag | index;
-  request.sg_list = &piece;
-  request.num_sge = 1;
-  request.opcode = IBV_WR_SEND;
-  request.send_flags = IBV_SEND_SIGNALED;
-  request.wr.ud.ah = handle;
-  request.wr.ud.remote_qpn = to.queue_pair;
-  request.wr.ud.remote_qkey = to.queue_key;
-  if (ibv_post_send(bootstrap_.get(), &request, &bad) == 0) free_parcels_.pop_back();
-  else parcel.handle.reset();
+  resolver_->ask(index, route);
+}
+
+uint32_t Nic::post_parcels() {
+  uint32_t count = 0;
+  for (Resolver::Answer answer; resolver_->take(&answer); ++count) {
+    Parcel& parcel = outgoing_[answer.parcel];
+    parcel.resolving = false;
+    if (answer.handle == nullptr) {
+      free_parcels_.push_back(answer.parcel);
+      continue;
+    }
+    parcel.handle = Owned<ibv_ah>(answer.handle, {library_.destroy_ah});
+    ibv_sge piece{};
+    piece.addr = reinterpret_cast<uint64_t>(parcel.data);
+    piece.length = static_cast<uint32_t>(kHandshakeBytes);
+    piece.lkey = parcel_registration_->lkey;
+    ibv_send_wr request{}, *bad = nullptr;
+    request.wr_id = kOutgoingFlag | answer.parcel;
+    request.sg_list = &piece;
+    request.num_sge = 1;
+    request.opcode = IBV_WR_SEND;
+    request.send_flags = IBV_SEND_SIGNALED;
+    request.wr.ud.ah = answer.handle;
+    request.wr.ud.remote_qpn = parcel.to.queue_pair;
+    request.wr.ud.remote_qkey = parcel.to.queue_key;
+    if (ibv_post_send(bootstrap_.get(), &request, &bad) == 0) continue;
+    parcel.handle.reset();
+    free_parcels_.push_back(answer.parcel);
+  }
+  return count;
 }
 
 uint32_t Nic::poll_bootstrap() {
+  const uint32_t posted = resolver_->has_answers() ? post_parcels() : 0;
   ibv_wc entries[8];
   const int count = ibv_poll_cq(bootstrap_completions_.get(), 8, entries);
   for (int i = 0; i < count; ++i) {
@@ -136,7 +162,7 @@ uint32_t Nic::poll_bootstrap() {
       switchboard_->receive(std::span(incoming_[index].data + kHeaderBytes, entry.byte_len - kHeaderBytes), now_ns());
     if (!post_parcel_receive(index)) set_state("its datagram queue pair failed");
   }
-  return count > 0 ? static_cast<uint32_t>(count) : 0;
+  return posted + (count > 0 ? static_cast<uint32_t>(count) : 0);
 }
 
 }  // namespace te::cx7

@@ -1,5 +1,5 @@
-// Sleeping and asynchronous events. Completion events and those of the device come over two descriptors; an epoll instance makes one
-// of them, which the engine can sleep on.
+// Sleeping and asynchronous events. Completion events, those of the device and resolved addresses come over a descriptor each; an epoll
+// instance makes one of them, which the engine can sleep on.
 #include <fcntl.h>
 #include <sys/epoll.h>
 
@@ -20,7 +20,7 @@ Error Nic::open_sleep() {
   if (!options_.want_wait_fd) return {};
   wait_fd_ = epoll_create1(EPOLL_CLOEXEC);
   if (wait_fd_ < 0) return fail("epoll_create1", errno);
-  for (const int fd : {channel_->fd, context_->async_fd}) {
+  for (const int fd : {channel_->fd, context_->async_fd, resolver_->fd()}) {
     epoll_event event{};
     event.events = EPOLLIN;
     if (epoll_ctl(wait_fd_, EPOLL_CTL_ADD, fd, &event) != 0) return fail("epoll_ctl", errno);

@@ -32,6 +32,7 @@ Nic::Nic(const Library& library, const Port& port, const ProviderOptions& option
 // A connection that is still open is dropped without a word: the engine has said its goodbyes.
 Nic::~Nic() {
   queues_.clear();
+  resolver_.reset();
   for (Parcel& parcel : outgoing_) parcel.handle.reset();
   if (wait_fd_ >= 0) ::close(wait_fd_);
 }

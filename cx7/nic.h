@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cx7/ports.h"
+#include "cx7/resolver.h"
 #include "cx7/switchboard.h"
 #include "native/provider.h"
 
@@ -76,6 +77,8 @@ class Nic final : public Effects {
   struct Parcel {
     uint8_t* data = nullptr;
     Owned<ibv_ah> handle;
+    NicAddress to;
+    bool resolving = false;
   };
 
   Nic(const Library& library, const Port& port, const ProviderOptions& options);
@@ -105,6 +108,7 @@ class Nic final : public Effects {
   // bootstrap.cc
   void send(const NicAddress& to, const HandshakeMessage& message) override;
   bool post_parcel_receive(uint32_t index);
+  uint32_t post_parcels();
   uint32_t poll_bootstrap();
 
   // datapath.cc
@@ -151,6 +155,7 @@ class Nic final : public Effects {
   Owned<ibv_qp> bootstrap_;
   std::vector<Parcel> outgoing_, incoming_;
   std::vector<uint32_t> free_parcels_;
+  std::unique_ptr<Resolver> resolver_;
 
   std::unique_ptr<Switchboard> switchboard_;
   std::vector<Connection> connections_;

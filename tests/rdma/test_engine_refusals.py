@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import transfer_engine as te
+from transfer_engine._native import ffi
 
 from ..conformance.rig import SOON_S, Rig
 from . import network
@@ -139,3 +140,31 @@ def test_datagrams_of_strangers_are_ignored(rig, player) -> None:
     link.write(0, 2, 4000).wait(SOON_S)  # the handshake works as before
     assert link.wait(3) == 3
     link.check([(0, 2, 4000)], 3)
+
+
+# --- hosts that are not there ----------------------------------------------------------------------------------------
+
+
+def ghost_of(address: te.Address) -> te.Address:
+    """The address of an engine on a host of the same network that is off: nobody answers for its MAC address."""
+    native = ffi.new("te_address *")
+    ffi.memmove(native, address._native, ffi.sizeof("te_address"))
+    native.identity[0] ^= 1
+    native.nics[0].bytes[35] = 99  # 10.77.0.99
+    return te.Address.from_native(native)
+
+
+def test_a_host_that_is_off_holds_up_no_work_towards_others() -> None:
+    """The kernel looks for its MAC address for seconds; the worker goes on."""
+    with pair(1, connect_timeout_s=6.0) as rig:
+        link = rig.link(5000)
+        link.write(0, 0, 5000).wait(SOON_S)
+        ghost = rig.near.connect(ghost_of(rig.far.address()))
+        for i in range(1, 51):
+            link.write(0, 0, 5000).wait(SOON_S)
+            assert link.wait(1 + i) == 1 + i
+        assert ghost.state == "connecting"
+        with pytest.raises(te.PeerUnreachable):
+            ghost.wait(SOON_S)
+        link.write(0, 0, 5000).wait(SOON_S)
+        link.check([(0, 0, 5000)])
