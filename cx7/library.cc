@@ -27,11 +27,19 @@ void** slot(Function* function) {
 Error load(const std::string& file, Library* l) {
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
+    const std::string reason = dlerror();
+    const char* named = std::getenv("TE_LIBIBVERBS");
+    if (named != nullptr && *named != '\0')
+      return Error(
+          Status::kTransportUnavailable,
+          format("TE_LIBIBVERBS is set to %s, which cannot be loaded: %s: correct or unset it", named, reason.c_str()));
+    if (reason.rfind(file, 0) != 0 || reason.find("No such file") == std::string::npos)  // it, or what it needs
+      return Error(Status::kTransportUnavailable, format("%s cannot be loaded: %s", file.c_str(), reason.c_str()));
     return Error(
         Status::kTransportUnavailable,
         format("%s not found: install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or rdma-core (others), "
                "or set TE_LIBIBVERBS to its path (%s)",
-               file.c_str(), dlerror()));
+               file.c_str(), reason.c_str()));
   }
   const Symbol symbols[] = {
       {"ibv_get_device_list", slot(&l->get_device_list), true},

@@ -37,11 +37,18 @@ Error load(Library* library) {
   const std::string file = named != nullptr && *named != '\0' ? named : "libfabric.so.1";
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
+    const std::string reason = dlerror();
+    if (named != nullptr && *named != '\0')
+      return Error(
+          Status::kTransportUnavailable,
+          format("TE_LIBFABRIC is set to %s, which cannot be loaded: %s: correct or unset it", named, reason.c_str()));
+    if (reason.rfind(file, 0) != 0 || reason.find("No such file") == std::string::npos)  // it, or what it needs
+      return Error(Status::kTransportUnavailable, format("%s cannot be loaded: %s", file.c_str(), reason.c_str()));
     return Error(
         Status::kTransportUnavailable,
         format("%s not found: install libfabric1 (Debian, Ubuntu), libfabric (others) or AWS's EFA installer, or "
                "set TE_LIBFABRIC to its path (%s)",
-               file.c_str(), dlerror()));
+               file.c_str(), reason.c_str()));
   }
   decltype(&::fi_version) version = nullptr;
   decltype(&::fi_tostr) tostr = nullptr;

@@ -50,11 +50,11 @@ Error open_body(std::span<const uint8_t> bytes, Kind kind, std::span<const uint8
   const char* what = kind_name(kind);
   if (bytes.size() < kEnvelopeBytes)
     return Error(Status::kDescriptor,
-                 format("not a %s: %zu bytes, at least %zu are needed", what, bytes.size(), kEnvelopeBytes));
+                 format("no %s: %zu bytes, at least %zu are needed", what, bytes.size(), kEnvelopeBytes));
   if (bytes[0] != 't' || bytes[1] != 'e')
-    return Error(Status::kDescriptor, format("not a %s: it begins with 0x%02x%02x", what, bytes[0], bytes[1]));
+    return Error(Status::kDescriptor, format("no %s: it begins with 0x%02x%02x", what, bytes[0], bytes[1]));
   if (bytes[2] != static_cast<uint8_t>(kind))
-    return Error(Status::kDescriptor, format("not a %s: kind 0x%02x", what, bytes[2]));
+    return Error(Status::kDescriptor, format("no %s: kind 0x%02x", what, bytes[2]));
   if (bytes[3] != kWireVersion)
     return Error(Status::kDescriptor,
                  format("%s of version %u, this build reads version %u: use the same release on both sides", what,

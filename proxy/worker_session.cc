@@ -124,7 +124,8 @@ void Worker::service_session(Peer& peer) {
     // An address comes from an engine that was there: when nobody has it any more, nobody will.
     const int64_t since = now_ - (s.deadline - settings_.connect_timeout_ns);
     if (since > 2 * kFirstHelloWait && provider_.death_of(0, s.paths[0]) == Death::kProven)
-      return lose(peer, Status::kPeerUnreachable, "nobody is there: the process that had this address has ended");
+      return lose(peer, Status::kPeerUnreachable,
+                  "nobody answers there: connections are refused (the process has ended, or a firewall rejects them)");
     if (now_ < s.hello_at) return;
     if (s.paths_coming == 0) send_hello(peer, false);
     else s.hello_at = now_ + kMillisecond;

@@ -26,6 +26,7 @@ from .serve import serve_clients
 from .session import Session
 from .sweep import Row
 from .topo import topo
+from .wording import told
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Show = Callable[[Console, TransportResult], None]
@@ -37,14 +38,46 @@ class _Work(Protocol):
     def __call__(self, session: Session, result: TransportResult, *, progress: Progress) -> None: ...
 
 
-class _Address(click.ParamType[te.Address]):
-    name = "address"
+def _address(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> te.Address | None:
+    """The address, alone or in the whole line that `serve` printed."""
+    given = [word for text in words for word in text.split() if word not in _OF_THE_LINE]
+    if not given:
+        if words:
+            raise click.BadParameter(f"{' '.join(words)!r} has no address. {_WHOLE_LINE}", ctx, param)
+        return None
+    if len(given) > 1:
+        raise click.BadParameter(
+            f"one address, not {len(given)} words: {' '.join(given)[:80]}. {_WHOLE_LINE}", ctx, param
+        )
+    [text] = given
+    if not text.startswith("te1:"):
+        more = " A name or an IP address is not enough: it says nothing of ports and engine." if _is_host(text) else ""
+        raise click.BadParameter(f"{text[:40]!r} is no address of this kind.{more} {_WHOLE_LINE}", ctx, param)
+    try:
+        return te.Address.from_text(text)
+    except te.TransferEngineError as error:
+        raise click.BadParameter(f"{error.message}. {_WHOLE_LINE}", ctx, param) from None
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> te.Address:
-        try:
-            return te.Address.of(value)
-        except te.TransferEngineError as error:
-            self.fail(str(error), param, ctx)
+
+_OF_THE_LINE = ("transfer-engine", "loopback", "bench")
+_WHOLE_LINE = "Copy the whole line that `transfer-engine serve` printed on the other node: addresses begin with te1:"
+
+
+def _is_host(text: str) -> bool:
+    return "." in text or ":" in text or text.isalnum()
+
+
+class _Bytes(click.IntRange):
+    """A number of bytes, as settings take it: K, M or G behind it is a power of 1024."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str):
+            shift = {"K": 10, "M": 20, "G": 30}.get(value[-1:].upper(), 0)
+            if shift and value[:-1].isdecimal():
+                value = int(value[:-1]) << shift
+        return int(super().convert(value, param, ctx))
 
 
 class _Seconds(click.FloatRange):
@@ -100,7 +133,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inst
 def _common(function: _Function) -> _Function:
     """What all measuring commands take."""
     options = (
-        click.argument("address", type=_Address(), required=False),
+        click.argument("address", nargs=-1, callback=_address, metavar="[ADDRESS]"),
         click.option(
             "--transport", "transports", multiple=True, metavar="NAME",
             help="efa, cx7, tcp or shm; may be repeated.  [default: $TE_TRANSPORT, else tcp and shm]",
@@ -127,8 +160,9 @@ def group() -> None:
 @_common
 @click.option("--quick", is_flag=True, help="Fewer sizes: for continuous integration.")
 @click.option(
-    "--max-size", "most_bytes", type=click.IntRange(1), default=None,
-    help="Bytes that one operation moves at most: leaves out larger ones, for slow networks.  [default: all]",
+    "--max-size", "most_bytes", type=_Bytes(1), default=None, metavar="BYTES",
+    help="Bytes that one operation moves at most: leaves out larger ones, for slow networks. K, M or G may stand "
+    "behind the number.  [default: all]",
 )  # fmt: skip
 @click.option(
     "--flip-byte", "flip", type=click.Choice((*sweep.OPERATIONS, "guard")), is_flag=False, flag_value="write",
@@ -169,8 +203,8 @@ def loopback(
 @_common
 @click.option("--depth", type=click.IntRange(1, 1024), default=16, show_default=True, help="Writes in flight.")
 @click.option(
-    "--max-size", "most_bytes", type=click.IntRange(1, 1 << 30), default=64 << 20, show_default=True,
-    help="Bytes of the largest write.",
+    "--max-size", "most_bytes", type=_Bytes(1, 1 << 30), default=64 << 20, show_default="64M", metavar="BYTES",
+    help="Bytes of the largest write; K, M or G may stand behind the number.",
 )  # fmt: skip
 @click.option("--seconds", type=_Seconds(0.01, 60), default=0.2, show_default=True, help="For each measurement.")
 @click.option("--bidirectional", is_flag=True, help="Measure both directions at once, too.")
@@ -208,8 +242,7 @@ def bench(
     def work(session: Session, result: TransportResult, *, progress: Progress) -> None:
         benchmark.run_bench(session, rows, result, bidirectional=bidirectional, measure_s=seconds, progress=progress)
 
-    draw = None if picture is None else functools.partial(plot.draw, picture)
-    return _run("bench", options, rows, len(rows), work, None if as_json else report.show_bench, draw)
+    return _run("bench", options, rows, len(rows), work, None if as_json else report.show_bench, picture)
 
 
 @group.command()
@@ -223,8 +256,9 @@ def bench(
 def serve(transport: str | None, nics: int | str | None, host: str | None, once: bool, as_json: bool) -> int:
     """Wait for `loopback` and `bench` on other nodes.
 
-    One client at a time. The first line of standard output is the command to paste there; with --json, {"address":
-    "te1:..."}. Ports are free ones, and part of that address; TE_PORTS=LOW-HIGH keeps them in a range, for firewalls.
+    One client at a time. The first line of standard output is the command to paste there, the second says where this
+    side listens; with --json, one line: {"address": "te1:...", "transport", "nics", "listens"}. Ports are free ones,
+    and part of that address; TE_PORTS=LOW-HIGH keeps them in a range, for firewalls.
     """
     if host is not None:
         if nics is not None:
@@ -235,7 +269,19 @@ def serve(transport: str | None, nics: int | str | None, host: str | None, once:
         address = str(engine.address)
         if reach.only_here(engine.address):
             click.echo(f"note: only this host can reach {engine.address.nics[0]} (loopback)", err=True)
-        click.echo(json.dumps({"address": address}) if as_json else f"transfer-engine loopback {address}")
+        if as_json:
+            listens = list(engine.address.nics)
+            document = {
+                "address": address,
+                "transport": engine.transport,
+                "nics": list(engine.nics),
+                "listens": listens,
+            }
+            click.echo(json.dumps(document))
+        else:
+            click.echo(f"transfer-engine loopback {address}")
+            places = zip(engine.nics, engine.address.nics, strict=True)
+            click.echo(f"serving {engine.transport} on {', '.join(f'{nic} at {place}' for nic, place in places)}")
         sys.stdout.flush()
         return serve_clients(engine, once=once, log=lambda text: click.echo(text, err=True))
 
@@ -251,7 +297,7 @@ def _run(
     steps: int,
     work: _Work,
     show: _Show | None,
-    draw: Callable[[list[TransportResult]], None] | None = None,
+    picture: Path | None = None,
 ) -> int:
     """Each transport in turn, then the verdict; without `show` a JSON document at the end."""
     out = report.console()
@@ -263,12 +309,13 @@ def _run(
         results.append(result)
         if show is not None:
             show(out, result)
-        elif result.error is not None:
+        elif result.error is not None and result.status != Exit.INTERRUPTED:
             click.echo(f"error: {transport}: {result.error['message']}", err=True)
         if result.status in (Exit.INTERRUPTED, Exit.USAGE):
             break
-    if draw is not None:
-        draw(results)
+    if picture is not None and any(result.rows for result in results):
+        plot.draw(picture, results)
+        click.echo(f"picture: {picture}", err=True)
     status = Exit.gravest([result.status for result in results])
     if show is None:
         report.print_document(command, status, [result.to_dict() for result in results])
@@ -290,7 +337,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(Exit.INTERRUPTED)
     except te.TransferEngineError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {told(error)}", err=True)
         sys.exit(Exit.UNAVAILABLE if isinstance(error, te.TransportUnavailable) else Exit.USAGE)
     sys.exit(status if isinstance(status, int) else Exit.OK)
 

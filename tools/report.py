@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO, cast
 
 import click
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -21,12 +24,31 @@ from . import units
 from .loopback import Progress as Moved
 from .results import DIRECTIONS, Exit, Mismatch, RowResult, TransportResult
 
-_PLAIN_WIDTH = 120  # where there is no terminal whose width could be asked
+_PLAIN_WIDTH = 120  # where there is no terminal whose width could be asked, and no COLUMNS
+_ANY_WIDTH = 1000
+_CLOSE = (0, 1, 0, 0)  # around cells: for 80 columns
+
+
+class _Trimmed:
+    """A text file that gets no blanks at the ends of lines: tables are filled up with them."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return self._file.write(re.sub(r"[ \t]+(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def console() -> Console:
     """For standard output; colours only on a terminal."""
-    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    if sys.stdout.isatty():
+        return Console(highlight=False, soft_wrap=False)
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) else _PLAIN_WIDTH
+    return Console(highlight=False, soft_wrap=False, width=width, file=cast(TextIO, _Trimmed(sys.stdout)))
 
 
 @contextmanager
@@ -45,10 +67,11 @@ def progress_bar(label: str, total: int) -> Iterator[Moved]:
 def show_loopback(out: Console, result: TransportResult) -> None:
     """The table of a sweep, its mismatches, and one line that sums up."""
     if result.rows:
-        out.print(_loopback_table(result))
+        table = _loopback_table(result)
+        _print_whole(out, table if _width_of(out, table) <= out.width else _narrow_table(result))
     for mismatch in result.mismatches:
         out.print(f"[bold red]wrong[/] {escape(mismatch_text(mismatch))}", soft_wrap=True)
-    (Console(stderr=True, highlight=False) if result.error else out).print(_summary(result), soft_wrap=True)
+    _last_line(out, result)
 
 
 def _loopback_table(result: TransportResult) -> Table:
@@ -66,7 +89,7 @@ def _loopback_table(result: TransportResult) -> Table:
             row.operation,
             size_text(row),
             str(row.count),
-            _throughput(row),
+            _throughput(row, *DIRECTIONS),
             units.seconds(*(values.get("p50") for values in latency)),
             units.seconds(*(values.get("p99") for values in latency)),
             _verdict(row),
@@ -74,13 +97,53 @@ def _loopback_table(result: TransportResult) -> Table:
     return table
 
 
+def _narrow_table(result: TransportResult) -> Table:
+    """The same with a line for each direction: for 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, title=_title(result), title_justify="left", title_style="bold", padding=_CLOSE)
+    for name in ("", "size", "count", "way", "bandwidth", "latency\np50", "p99", "verified"):
+        table.add_column(name, justify="left" if name in ("", "way") else "right", no_wrap=True)
+    before = None
+    for row in result.rows:
+        if before not in (None, row.operation):
+            table.add_section()
+        before = row.operation
+        for index, (direction, way) in enumerate(zip(DIRECTIONS, ("out", "in"), strict=True)):
+            latency = _measured(row, direction).get("latency", {})
+            first = index == 0
+            table.add_row(
+                *((row.operation, size_text(row), str(row.count)) if first else ("", "", "")),
+                way,
+                _throughput(row, direction),
+                units.seconds(latency.get("p50")),
+                units.seconds(latency.get("p99")),
+                _verdict(row) if first else "",
+            )
+    return table
+
+
+def _width_of(out: Console, table: Table) -> int:
+    """Without its title, which may be wrapped."""
+    title, table.title = table.title, None
+    try:
+        return Measurement.get(out, out.options.update(max_width=_ANY_WIDTH), table).maximum
+    finally:
+        table.title = title
+
+
+def _print_whole(out: Console, table: Table) -> None:
+    """Wider than the terminal rather than cut: the terminal breaks the lines then."""
+    before, out.width = out.width, max(out.width, _width_of(out, table))
+    out.print(table)
+    out.width = before
+
+
 def show_bench(out: Console, result: TransportResult) -> None:
     """One table a direction, and one line that sums up."""
     both = any("both" in row.measured for row in result.rows)
     for direction in DIRECTIONS if result.rows else ():
-        table = Table(box=box.SIMPLE_HEAD, title=f"{_title(result)}: {direction}", title_justify="left", pad_edge=False)
-        names = ("size", "in flight", "bandwidth", "rate", "latency p50", "p99", "p99.9")
-        for name in (*names, "both at once") if both else names:
+        table = Table(box=box.SIMPLE_HEAD, title=f"{_title(result)}: {direction}", title_justify="left", padding=_CLOSE)
+        names = ("size", "in\nflight", "bandwidth", "rate", "latency\np50", "p99", "p99.9")
+        for name in (*names, "both at\nonce") if both else names:
             table.add_column(name, justify="right", no_wrap=True)
         for row in result.rows:
             values = _measured(row, direction)
@@ -91,10 +154,10 @@ def show_bench(out: Console, result: TransportResult) -> None:
             if both:
                 cells.append(units.bandwidth(_measured(row, "both").get("bytes_per_s")))
             table.add_row(*cells)
-        out.print(table)
+        _print_whole(out, table)
     for mismatch in result.mismatches:
         out.print(f"[bold red]wrong[/] {escape(mismatch_text(mismatch))}", soft_wrap=True)
-    (Console(stderr=True, highlight=False) if result.error else out).print(_summary(result), soft_wrap=True)
+    _last_line(out, result)
 
 
 def size_text(row: RowResult) -> str:
@@ -110,11 +173,11 @@ def _verdict(row: RowResult) -> str:
     return f"{row.verified_operations} [green]ok[/]" if row.verified_operations else "-"
 
 
-def _throughput(row: RowResult) -> str:
+def _throughput(row: RowResult, *directions: str) -> str:
     """Bandwidth; where nothing but notifications moves, their rate."""
     if row.size_bytes or row.growth_bytes:
-        return units.bandwidth(*(_measured(row, direction).get("bytes_per_s") for direction in DIRECTIONS))
-    return units.rate(*(_measured(row, direction).get("operations_per_s") for direction in DIRECTIONS))
+        return units.bandwidth(*(_measured(row, direction).get("bytes_per_s") for direction in directions))
+    return units.rate(*(_measured(row, direction).get("operations_per_s") for direction in directions))
 
 
 def _measured(row: RowResult, direction: str) -> dict[str, Any]:
@@ -124,6 +187,12 @@ def _measured(row: RowResult, direction: str) -> dict[str, Any]:
 def _title(result: TransportResult) -> str:
     nics = ", ".join(result.local.get("nics", ()))
     return f"{result.transport} ({result.local.get('provider')}, {result.local.get('library')}), nics {escape(nics)}"
+
+
+def _last_line(out: Console, result: TransportResult) -> None:
+    """Failures go to standard error."""
+    failed = result.error is not None and result.status != Exit.INTERRUPTED
+    (Console(stderr=True, highlight=False) if failed else out).print(_summary(result), soft_wrap=True)
 
 
 def _summary(result: TransportResult) -> str:

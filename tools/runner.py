@@ -15,8 +15,11 @@ from .protocol import ProtocolError, RemoteFailure
 from .results import Exit, TransportResult
 from .second import SecondProcess, SecondProcessError, second_process
 from .session import Session
+from .wording import told
 
+_SILENCE = (te.PeerUnreachable, te.PeerLost, te.TransferTimeout)  # a look at the network says more
 _CLOSE_S = 1.0  # how long an engine may take to say goodbye when something went wrong
+_BETWEEN_PROCESSES = ("efa", "cx7", "tcp", "shm")
 DEFAULT_TRANSPORTS = ("tcp", "shm")  # those of any machine
 
 
@@ -44,12 +47,17 @@ def chosen_transports(asked: tuple[str, ...], address: te.Address | None) -> tup
 
 
 def refuse_one_process(transport: str | None) -> None:
-    """Raises ConfigError for the simulated fabric."""
+    """Raises ConfigError for the simulated fabric, and for what is no transport."""
+    if transport and transport not in (*_BETWEEN_PROCESSES, "sim"):
+        raise te.ConfigError(
+            f"transport {transport!r} is not allowed: one of {', '.join(_BETWEEN_PROCESSES)}", operation="--transport",
+            hint="leave --transport out (or unset TE_TRANSPORT), or give one of these",
+        )  # fmt: skip
     if transport == "sim":
         raise te.ConfigError(
             "sim is a simulated fabric inside one process: two processes cannot talk over it",
             operation="--transport",
-            hint="choose efa, cx7, tcp or shm",
+            hint=f"choose one of {', '.join(_BETWEEN_PROCESSES)}",
         )
 
 
@@ -80,6 +88,11 @@ def run_transport(
             stack.callback(_close, engine)
             result.local = session.describe(engine)
             mine = engine.address
+            blocked = _blocked(options, mine)
+            if blocked is not None:
+                result.status = Exit.BROKEN
+                result.error = {"kind": te.PeerUnreachable.__name__, "message": blocked}
+                return result
             if options.address is None:
                 second = stack.enter_context(
                     second_process(transport, options.nics, timeout_s=min(options.timeout_s, 30.0))
@@ -90,16 +103,16 @@ def run_transport(
                 work(opened, result)
     except KeyboardInterrupt:
         result.status = Exit.INTERRUPTED
+        result.error = {"kind": "KeyboardInterrupt", "message": "interrupted"}
     except SecondProcessError as error:
         result.status = Exit.UNAVAILABLE if error.unavailable else Exit.BROKEN
         _explain(result, error, str(error))
-    except te.PeerUnreachable as error:
-        result.status = Exit.BROKEN
-        why = None if options.address is None or mine is None else reach.why_silent(mine, options.address)
-        _explain(result, error, str(error) if why is None else f"{error}\n  why: {why}")
     except te.TransferEngineError as error:
         result.status = _status_of(error)
-        _explain(result, error, str(error))
+        why = None
+        if options.address is not None and mine is not None and isinstance(error, _SILENCE):
+            why = reach.why_silent(mine, options.address, met=bool(result.remote))
+        _explain(result, error, told(error) if why is None else f"{told(error)}\n  why: {why}")
     except (RemoteFailure, ProtocolError) as error:
         result.status = Exit.BROKEN
         _explain(result, error, str(error))
@@ -127,6 +140,13 @@ def _opened(
         if second is not None:
             second.check_soon()  # its end explains all else
         raise
+
+
+def _blocked(options: Options, mine: te.Address) -> str | None:
+    """Why the other node could never answer, if that is so."""
+    if options.address is None or options.address.transport != "tcp":
+        return None
+    return reach.one_way(mine, options.address, chosen=isinstance(options.nics, str) or bool(os.environ.get("TE_NICS")))
 
 
 def _settings() -> te.Settings:

@@ -23,6 +23,7 @@ from typing import Any
 import transfer_engine as te
 
 from .session import await_client, serve_client
+from .wording import told
 
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _FAREWELL_S = 1.0  # for the second process to end by itself
@@ -139,7 +140,7 @@ def main() -> None:
     try:
         engine = te.Engine(options["transport"], nics=options["nics"])
     except te.TransferEngineError as error:
-        _print({"error": str(error), "unavailable": isinstance(error, te.TransportUnavailable)})
+        _print({"error": told(error), "unavailable": isinstance(error, te.TransportUnavailable)})
         sys.exit(1)
     with contextlib.suppress(te.TransferEngineError), engine:  # the first process tells the story
         _print({"address": str(engine.address)})

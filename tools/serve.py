@@ -10,6 +10,7 @@ import transfer_engine as te
 from .protocol import ProtocolError
 from .results import Exit
 from .session import await_client, serve_client
+from .wording import told_briefly
 
 Log = Callable[[str], None]
 
@@ -32,7 +33,7 @@ def _serve(engine: te.Engine, client: te.Address, hello: dict[str, object], log:
     try:
         finished = serve_client(engine, client, hello)
     except (te.TransferEngineError, ProtocolError) as error:
-        log(f"client left: {error}")
+        log(f"client left: {told_briefly(error)}")
         return Exit.BROKEN
     log("client served" if finished else "client refused")
     return Exit.OK if finished else Exit.BROKEN

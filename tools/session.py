@@ -11,6 +11,7 @@ import transfer_engine as te
 from .protocol import VERSION, Channel, ProtocolError, RemoteFailure, decode, failure, result_of
 from .side import Side
 from .sweep import Case
+from .wording import told
 
 _IDLE_S = 120.0  # a client that asks for nothing for so long is given up
 _LAST_WORDS_S = 2.0  # how long a failed side waits for the other's view of the failure
@@ -139,7 +140,7 @@ def serve_client(engine: te.Engine, client: te.Address, hello: dict[str, Any]) -
         side = Side(channel, source_bytes=source_bytes, target_bytes=target_bytes, timeout_s=timeout_s, flip=flip)
         side.accept(hello["offer"])
     except (KeyError, TypeError, ValueError, te.TransferEngineError) as error:
-        channel.send(failure(type(error).__name__, str(error)), timeout_s=5)
+        channel.send(failure(type(error).__name__, told(error)), timeout_s=5)
         return False
     channel.send({"done": {**describe(engine), "offer": side.offer()}}, timeout_s=timeout_s)
     try:
@@ -159,7 +160,7 @@ def _follow(channel: Channel, side: Side, timeout_s: float) -> bool:
             side.ensure_fits(case)
             answer = {"done": step(case, int(request["rounds"]))}
         except (te.TransferEngineError, KeyError, TypeError, ValueError, MemoryError) as error:
-            channel.send(failure(type(error).__name__, str(error)), timeout_s=timeout_s)
+            channel.send(failure(type(error).__name__, told(error)), timeout_s=timeout_s)
             continue
         channel.send(answer, timeout_s=timeout_s)
 

@@ -64,8 +64,11 @@ class Address:
         body = body[len(_PREFIX) :]
         try:
             data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError) as cause:
-            raise DescriptorError(f"damaged address text: {cause}", operation="Address") from None
+        except (binascii.Error, ValueError):
+            raise DescriptorError(
+                "damaged address text: characters are missing, are too many, or do not belong there",
+                operation="Address",
+            ) from None
         if _text_of(data) != _PREFIX + body:
             raise DescriptorError("damaged address text: its last character carries stray bits", operation="Address")
         return cls(data)

@@ -126,7 +126,9 @@ class ConfigError(TransferEngineError):
 class TransportUnavailable(TransferEngineError):
     """The library, provider or device of the requested transport is missing."""
 
-    default_hint = "`transfer-engine doctor` lists what is missing; transport=None picks one that works"
+    default_hint = (
+        "`transfer-engine doctor` says what is missing; without a transport te.Engine takes the best that works"
+    )
 
 
 class RegistrationError(TransferEngineError):

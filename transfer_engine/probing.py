@@ -31,12 +31,17 @@ def best() -> str:
     Raises:
         TransportUnavailable: none works; the message gives each one's reason.
     """
-    reasons = []
+    reasons: dict[str, list[str]] = {}  # most have the same one: the library is not there
     for transport in PREFERENCE:
         try:
             probe(transport)
         except TransportUnavailable as cause:
-            reasons.append(f"{transport}: {cause.message}")
+            reasons.setdefault(cause.message, []).append(transport)
         else:
             return transport
-    raise TransportUnavailable("no transport works here; " + "; ".join(reasons), operation="probe")
+    texts = [f"{', '.join(transports)}: {reason}" for reason, transports in reasons.items()]
+    raise TransportUnavailable(
+        "no transport works here; " + "; ".join(texts),
+        operation="probe",
+        hint="`transfer-engine doctor` says what is missing and what to do about it",
+    )

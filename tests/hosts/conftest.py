@@ -49,11 +49,16 @@ class Host:
         self.ip("address", "add", f"{address}/{prefix}", "dev", self.interface, *(["nodad"] if ":" in address else []))
         self.addresses.append(address)
 
-    def drop_port(self, port: int) -> None:
+    def drop_port(self, port: int, how: str = "blackhole") -> None:
         """What comes in for this TCP port is thrown away without a word, as firewalls do."""
         self.ip("rule", "add", "pref", "1", "lookup", "local")  # behind the new rule instead of before it
         self.ip("rule", "del", "pref", "0")
-        self.ip("rule", "add", "pref", "0", "iif", self.interface, "ipproto", "tcp", "dport", str(port), "blackhole")
+        self.ip("rule", "add", "pref", "0", "iif", self.interface, "ipproto", "tcp", "dport", str(port), how)
+
+    def reject_port(self, port: int) -> None:
+        """The same, but whoever asks is told that it is forbidden."""
+        self.run("-c", "cd /proc/sys/net/ipv4; echo 1 >ip_forward; echo 0 >icmp_ratelimit", program="sh")  # it is said
+        self.drop_port(port, "prohibit")
 
     def _environment(self, more: dict[str, str]) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TE_")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -98,8 +99,70 @@ def test_an_address_of_a_server_that_has_ended_is_told_from_a_firewall(wire: Wir
         pass
     done = paste(wire.other, line, "--quick", TE_CONNECT_TIMEOUT_S="1")
     assert done.returncode == 4
-    assert "refuses connections: nothing listens there" in done.stderr
+    assert "refuses connections: nothing listens there, or a firewall rejects them in its name" in done.stderr
     assert "still running" in done.stderr
+
+
+def test_a_firewall_that_rejects_is_named(wire: Wire) -> None:
+    wire.v4()
+    with wire.one.serving(TE_PORTS="20100-20100") as (server, line):
+        wire.one.reject_port(20100)
+        done = paste(wire.other, line, "--quick", TE_CONNECT_TIMEOUT_S="2")
+        assert server.poll() is None
+    assert done.returncode == 4
+    assert "10.77.0.1:20100 cannot be reached (No route to host), although this host has a route" in done.stderr
+    assert "firewall" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["blackhole", "prohibit", "unreachable"])
+def test_a_route_of_this_host_that_forbids_the_way_is_named(wire: Wire, kind: str) -> None:
+    wire.v4()
+    with wire.one.serving() as (_, line):
+        wire.other.ip("route", "add", kind, "10.77.0.1/32")
+        done = paste(wire.other, line, "--quick", TE_CONNECT_TIMEOUT_S="1")
+    assert done.returncode == 4
+    assert ("this host has no route there" if kind == "unreachable" else f"a {kind} route of this host") in done.stderr
+    assert "ip route get 10.77.0.1" in done.stderr
+
+
+def test_the_client_needs_no_open_port(wire: Wire) -> None:
+    wire.v4()
+    wire.other.drop_port(20200)
+    with wire.one.serving("--once") as (_, line):
+        done = paste(wire.other, line, "--quick", TE_PORTS="20200-20200")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_time_out_shorter_than_connecting_still_gets_its_cause(wire: Wire) -> None:
+    wire.v4()
+    with wire.one.serving() as (_, line):
+        wire.one.ip("link", "set", wire.one.interface, "down")
+        done = paste(wire.other, line, "--quick", "--timeout", "1")
+    assert done.returncode == 4
+    assert "why: 10.77.0.1:" in done.stderr
+
+
+def test_a_host_whose_own_link_is_down_says_so_at_once(wire: Wire) -> None:
+    wire.v4()
+    with wire.one.serving() as (_, line):
+        wire.other.ip("link", "set", wire.other.interface, "down")
+        begin = time.monotonic()
+        done = wire.other.run("bench", line.split()[-1])
+    assert done.returncode == 4
+    assert time.monotonic() - begin < 8  # and not the 10 s that connecting may take
+    assert "no network interface of it is up" in done.stderr
+    assert f"{wire.other.interface} (10.77.0.2, down)" in done.stderr
+
+
+def test_serve_says_where_it_listens(wire: Wire) -> None:
+    wire.v4()
+    with wire.one.serving(TE_PORTS="20400-20400") as (server, _):
+        assert server.stdout is not None
+        assert server.stdout.readline() == f"serving tcp on {wire.one.interface} at 10.77.0.1:20400\n"
+    with wire.one.serving("--json", TE_PORTS="20401-20401") as (_, line):
+        document = json.loads(line)
+        assert (document["transport"], document["nics"]) == ("tcp", [wire.one.interface])
+        assert document["listens"] == ["10.77.0.1:20401"]
 
 
 def test_an_address_of_an_earlier_server_at_the_same_port_is_told(wire: Wire) -> None:
@@ -148,6 +211,7 @@ def test_the_name_of_this_host_chooses_the_nic(wire: Wire) -> None:
     done = wire.one.run("serve", "--host", "10.77.0.2")
     assert done.returncode == 2
     assert "10.77.0.2: cannot bind to this address" in done.stderr
+    assert f"this host has {wire.one.interface} (10.77.0.1)" in done.stderr
     done = wire.one.run("serve", "--host", "no-such-host.invalid")
     assert done.returncode == 2
     assert "cannot be resolved" in done.stderr
@@ -185,4 +249,6 @@ def test_a_cut_wire_ends_in_a_named_loss_within_the_bound(wire: Wire) -> None:
             _, error = client.communicate(timeout=30)
             assert client.returncode == 4
             assert "lost" in error or "no sign of life" in error
+            assert "why: 10.77.0.1:" in error
+            assert "disconnect()" not in error
         assert server.poll() is None  # it waits for the next client

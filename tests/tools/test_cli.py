@@ -153,6 +153,7 @@ def test_serve_is_tested_by_clients_one_after_the_other(transport: str) -> None:
         assert server.stderr is not None
         line = server.stdout.readline().split()
         assert line[:2] == ["transfer-engine", "loopback"]
+        assert server.stdout.readline().startswith(f"serving {transport} on ")
         if transport == "tcp":  # tests keep to the loopback interface
             assert server.stderr.readline().startswith("note: only this host can reach 127.0.0.1")
         for command in (("loopback", "--quick"), ("bench", "--max-size", "65536", "--seconds", "0.01")):
@@ -231,7 +232,12 @@ def test_a_flipped_byte_fails_the_command_with_json_too() -> None:
         (["loopback", "--nics", "99"], {}, "99 is not allowed"),
         (["loopback", "--nics", "nosuchnic"], {}, "nosuchnic"),
         (["loopback"], {"TE_POLLING": "often"}, "TE_POLLING"),
-        (["loopback", "te1:nonsense"], {}, "Address: "),
+        (["loopback", "te1:nonsense"], {}, "Copy the whole line"),
+        (["loopback", "te1:dGVhARjMx"], {}, "damaged address text"),
+        (["bench", "10.99.0.1"], {}, "an IP address is not enough"),
+        (["loopback", "transfer-engine", "loopback"], {}, "has no address"),
+        (["loopback", "one", "two"], {}, "one address, not 2 words"),
+        (["bench", "--max-size", "2G"], {}, "--max-size"),
         (["loopback", "--timeout", "0"], {}, "--timeout"),
         (["loopback", "--timeout", "nan"], {}, "nan"),
         (["bench", "--seconds", "nan"], {}, "nan"),
@@ -240,6 +246,7 @@ def test_a_flipped_byte_fails_the_command_with_json_too() -> None:
         (["bench", "--transport", "sim"], {}, "inside one process"),
         (["serve", "--transport", "sim"], {}, "inside one process"),
         (["serve"], {"TE_TRANSPORT": "sim"}, "inside one process"),
+        (["serve", "--transport", "sim"], {}, "one of efa, cx7, tcp, shm\n"),
         (["loopback", "--no-such-option"], {}, "--no-such-option"),
         (["serve", "--transport", "carrier-pigeon"], {}, "'carrier-pigeon' is not allowed"),
         (["no-such-command"], {}, "no-such-command"),
@@ -250,6 +257,35 @@ def test_wrong_usage_is_explained(arguments: list[str], environment: dict[str, s
     assert done.returncode == 2
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["transfer-engine", "loopback"], ["transfer-engine loopback"]])
+def test_the_line_of_serve_may_be_pasted_whole(arguments: list[str]) -> None:
+    with started("serve", "--once", "--transport", "shm") as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[-1]
+        assert server.stdout.readline().startswith("serving shm on shm0")
+        assert run("loopback", "--quick", *arguments, address).returncode == 0
+
+
+def test_a_library_that_is_named_and_not_there_is_told_once_and_without_python() -> None:
+    done = run("serve", TE_LIBFABRIC="/nowhere/libfabric.so.1", TE_NICS="")
+    assert done.returncode == 3
+    assert done.stderr.count("TE_LIBFABRIC is set to /nowhere/libfabric.so.1, which cannot be loaded") == 1
+    assert "efa, tcp, shm: " in done.stderr
+    assert "install libfabric" not in done.stderr
+    assert "te.Engine" not in done.stderr
+
+
+@pytest.mark.parametrize("columns", ["80", "60"])
+def test_tables_are_never_cut(columns: str) -> None:
+    for command in (("loopback", "--quick"), ("bench", "--bidirectional", "--max-size", "4K", "--seconds", "0.01")):
+        done = run(*command, "--transport", "shm", COLUMNS=columns)
+        assert done.returncode == 0, done.stderr
+        assert "\u2026" not in done.stdout
+        lines = done.stdout.splitlines()
+        assert not [line for line in lines if line != line.rstrip()]
+        assert max(map(len, lines)) <= 80
 
 
 def test_help_shows_whole_descriptions_and_the_exit_statuses() -> None:
