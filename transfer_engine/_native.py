@@ -7,11 +7,34 @@ reused, so code that may interrupt other code of its thread (signal handlers, `_
 from __future__ import annotations
 
 import errno
+import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from . import errors
+
+
+def _why_no_core() -> str:
+    """What to do about it: most often the source folder stands before the installed package on sys.path."""
+    here = Path(__file__).parent
+    if not (here.parent / "pyproject.toml").exists():
+        return "Install a wheel, or build it with `pip install .` from the source tree."
+    source = f"{here} is the source folder, which has no compiled core"
+    for entry in sys.path:
+        installed = Path(entry or ".", "transfer_engine")
+        if any(installed.glob("_core*.so")):
+            return (
+                f"{source}, and sys.path has {str(here.parent)!r} before the installed package in "
+                f"{str(installed.parent)!r}. Run Python from another folder, or as `python -P` (3.11 or newer) or "
+                "`python -I`."
+            )
+    return (
+        f"{source}, and no installed package is on sys.path. `make build` installs one in .venv, `pip install .` "
+        "in this environment; then run Python from another folder, or as `python -P` (3.11 or newer) or `python -I`."
+    )
+
 
 try:
     from ._core import ffi as ffi
@@ -19,7 +42,7 @@ try:
 except ImportError as cause:
     raise ImportError(
         "transfer_engine's compiled core (transfer_engine._core) is missing or cannot be loaded: "
-        f"{cause}. Install a wheel, or build it with `pip install .` from the source tree."
+        f"{cause}. {_why_no_core()}"
     ) from cause
 
 ABI_VERSION = 3

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import transfer_engine as te
@@ -20,6 +21,15 @@ def test_a_missing_core_is_explained(run_python: Any) -> None:
     assert result.returncode == 1
     assert "compiled core" in result.stderr
     assert "pip install" in result.stderr
+
+
+def test_the_source_folder_before_the_installed_package_is_explained(run_python: Any) -> None:
+    installed, source = Path(te.__file__).parents[1], Path(__file__).parents[2]
+    result = run_python(f"import sys\nsys.path[:0] = [{str(source)!r}, {str(installed)!r}]\nimport transfer_engine")
+    assert result.returncode == 1
+    assert f"{source / 'transfer_engine'} is the source folder" in result.stderr
+    assert f"before the installed package in {str(installed)!r}" in result.stderr
+    assert "python -P" in result.stderr
 
 
 def test_a_core_of_another_version_is_refused(run_python: Any) -> None:
