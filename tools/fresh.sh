@@ -75,7 +75,7 @@ run() {
   inside root 'cat /etc/debian_version; ~/transfer_engine/.venv/bin/python -V; g++ --version | head -1' 2>&1
   inside root "~/transfer_engine/.venv/bin/transfer-engine doctor --json | ~/transfer_engine/.venv/bin/python -c '
 import json, sys
-print(next((entry for entry in json.load(sys.stdin)[\"findings\"] if \"libfabric\" in json.dumps(entry)), \"\"))'" 2>/dev/null | cut -c1-200 || true
+print(*(entry[\"what\"] for entry in json.load(sys.stdin)[\"findings\"] if entry[\"id\"] == \"libfabric.library\"))'" 2>/dev/null || true
 }
 
 {

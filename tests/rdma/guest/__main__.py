@@ -47,9 +47,14 @@ def parse() -> machine.Guest:
     for folder in given.rw:
         if not folder.is_dir():
             parser.error(f"--rw {folder}: no such folder")
+    folder = given.chdir.absolute()
+    if not given.keep_tmp and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+        shared = [path.resolve() for path in given.rw]
+        if not any(folder.resolve().is_relative_to(path) for path in shared):
+            parser.error(f"{folder} lies in /tmp, which is empty in the guest: add --keep-tmp, or --rw {folder}")
     return machine.Guest(
         command=given.command[1:] if given.command[:1] == ["--"] else given.command,
-        folder=given.chdir.absolute(),
+        folder=folder,
         devices=given.devices,
         cpus=given.cpus,
         memory_mib=given.memory,
