@@ -158,9 +158,13 @@ uint32_t Nic::poll_bootstrap() {
       free_parcels_.push_back(index);
       continue;
     }
-    if (entry.status == IBV_WC_SUCCESS && entry.byte_len > kHeaderBytes)
+    if (entry.status != IBV_WC_SUCCESS) {  // flushed: one that is posted again would be, too
+      bootstrap_failed();
+      continue;
+    }
+    if (entry.byte_len > kHeaderBytes)
       switchboard_->receive(std::span(incoming_[index].data + kHeaderBytes, entry.byte_len - kHeaderBytes), now_ns());
-    if (!post_parcel_receive(index)) set_state("its datagram queue pair failed");
+    if (!post_parcel_receive(index)) bootstrap_failed();
   }
   return posted + (count > 0 ? static_cast<uint32_t>(count) : 0);
 }

@@ -13,6 +13,7 @@ namespace {
 constexpr uint8_t kHopLimit = 64;
 constexpr int kMostReads = 16;                     // RDMA reads at a time, only used by flushes
 constexpr int64_t kDrainPatience = 5'000'000'000;  // with a device that does not flush a failed queue pair
+constexpr int64_t kReceivePatience = 500'000'000;  // with one that does not tell of the last receive
 
 }  // namespace
 
@@ -114,6 +115,7 @@ bool Nic::bind_queue(Queue& queue, uint8_t kind, const NicAddress& remote, const
   change.retry_cnt = static_cast<uint8_t>(options_.rdma.retry_count);
   change.rnr_retry = static_cast<uint8_t>(options_.rdma.rnr_retry);
   change.sq_psn = queue.sequence;
+  queue.bound = true;
   change.max_rd_atomic =
       static_cast<uint8_t>(std::clamp<int>(std::min<int>(theirs.reads, device_.max_qp_init_rd_atom), 1, kMostReads));
   return library_.modify_qp(queue.pair.get(), &change,
@@ -136,31 +138,33 @@ void Nic::destroy(uint32_t connection) {
     Queue& queue = *queues_[id];
     connection_by_pair_.erase(queue.pair->qp_num);
     queue.connection = kNone;
-    if (queue.head == queue.tail) {
-      bury(id);
-    } else {
+    if (queue.bound) {
       flush_queue(queue);
       queue.dying_since_ns = now_ns();
       dying_.push_back(id);
+    } else {
+      bury(id);
     }
     id = kNone;
   }
 }
 
-// A queue pair may only be destroyed once its completions are out: the device drops those that are not.
 void Nic::bury(uint32_t id) {
   std::erase(markers_due_, id);
   queues_[id].reset();
   free_queues_.push_back(id);
 }
 
-// Gives up what a device did not flush in time: the requests are reported with an unknown outcome.
+// A queue pair may only be destroyed once its completions are out, those of receives included: the device drops what is left. So it
+// goes to the error state, where it takes no more receives; the device says when the last one has been taken
+// (IBV_EVENT_QP_LAST_WQE_REACHED); after that the completion queue is read until it is empty. What a device does not flush in
+// time is reported with an unknown outcome.
 void Nic::reap(int64_t now) {
   for (size_t i = 0; i < dying_.size();) {
     const uint32_t id = dying_[i];
     Queue& queue = *queues_[id];
-    const bool late = now - queue.dying_since_ns > kDrainPatience;
-    while (late && queue.head != queue.tail) {
+    const int64_t age = now - queue.dying_since_ns;
+    while (age > kDrainPatience && queue.head != queue.tail) {
       WorkContext* context = queue.contexts[queue.head++ & queue.mask];
       if (context == nullptr) continue;
       Completion ended;
@@ -169,7 +173,8 @@ void Nic::reap(int64_t now) {
       ended.context = context;
       events_.push_back(ended);
     }
-    if (queue.head != queue.tail) {
+    if (queue.buried_at == 0 && (queue.receives_ended || age > kReceivePatience)) queue.buried_at = empty_polls_ + 1;
+    if (queue.head != queue.tail || queue.buried_at == 0 || empty_polls_ < queue.buried_at) {
       ++i;
       continue;
     }

@@ -69,7 +69,8 @@ PostResult Nic::post(std::span<const WorkRequest> requests) {
       break;
     }
     if (post_chain(*queue, count, &result) < count) {
-      if (queue->marker_due) markers_due_.push_back(id);
+      if (queue->marker_due && std::find(markers_due_.begin(), markers_due_.end(), id) == markers_due_.end())
+        markers_due_.push_back(id);
       break;
     }
   }
@@ -223,7 +224,10 @@ uint32_t Nic::poll(std::span<Completion> out) {
     if (entry_next_ < entry_count_ || count == out.size()) break;
     entry_next_ = entry_count_ = 0;
     const int found = ibv_poll_cq(completions_.get(), kBatch, entries_);
-    if (found <= 0) break;
+    if (found <= 0) {
+      ++empty_polls_;
+      break;
+    }
     entry_count_ = static_cast<uint32_t>(found);
   }
   if (immediates_missing_ >= kBatch || (count == 0 && immediates_missing_ > 0)) refill_immediates();

@@ -44,6 +44,7 @@ bool Nic::arm() {
   entry_next_ = 0;
   const int count = ibv_poll_cq(completions_.get(), kBatch, entries_);
   entry_count_ = count > 0 ? static_cast<uint32_t>(count) : 0;
+  if (entry_count_ == 0) ++empty_polls_;
   return poll_bootstrap() == 0 && entry_count_ == 0 && events_.empty();
 }
 
@@ -57,6 +58,12 @@ void Nic::set_state(const char* trouble) {
   Completion event;
   event.kind = trouble == nullptr ? CompletionKind::kNicUp : CompletionKind::kNicDown;
   events_.push_back(event);
+}
+
+// Connections that are there live on, but no new one can be made, and the address that peers have is that of this queue pair.
+void Nic::bootstrap_failed() {
+  set_state("its datagram queue pair failed: open the engine anew");
+  fatal_ = true;
 }
 
 // The address under which peers know this NIC was given out at the start. If the port has another one now, they cannot reach it.
@@ -97,10 +104,15 @@ void Nic::take_async_events() {
       case IBV_EVENT_PATH_MIG_ERR: {
         const auto found = connection_by_pair_.find(event.element.qp->qp_num);
         const uint32_t connection = found == connection_by_pair_.end() ? kNone : found->second;
+        if (event.element.qp == bootstrap_.get()) bootstrap_failed();
         library_.ack_async_event(&event);  // before the queue pair may be destroyed, which waits for it
         if (connection != kNone) switchboard_->fail(connection);
         continue;
       }
+      case IBV_EVENT_QP_LAST_WQE_REACHED:
+        for (const auto& queue : queues_)
+          if (queue != nullptr && queue->pair.get() == event.element.qp) queue->receives_ended = true;
+        break;
       case IBV_EVENT_COMM_EST:
         note_traffic(event.element.qp->qp_num);
         break;

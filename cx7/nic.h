@@ -67,7 +67,10 @@ class Nic final : public Effects {
     uint32_t connection = kNone;  // kNone: its connection is gone, it only drains
     bool marker_due = false;      // its last request is not signalled
     bool failed = false;
+    bool bound = false;           // it may have received something
+    bool receives_ended = false;  // in the error state, and the device has taken its last receive
     int64_t dying_since_ns = 0;
+    uint64_t buried_at = 0;  // not 0: once the completion queue has been found empty so many times
   };
   struct Connection {
     uint32_t queues[kPairs] = {kNone, kNone};
@@ -129,6 +132,7 @@ class Nic final : public Effects {
   void take_async_events();
   void set_state(const char* trouble);
   void check_address();
+  void bootstrap_failed();
   void drain_channel();
 
   const Library& library_;
@@ -163,6 +167,7 @@ class Nic final : public Effects {
   std::vector<uint32_t> free_queues_;
   std::vector<uint32_t> dying_, markers_due_;
   std::unordered_map<uint32_t, uint32_t> connection_by_pair_;  // queue pair number to connection
+  uint64_t empty_polls_ = 0;                                   // how often the completion queue was found empty
   std::deque<Completion> events_;                              // kPathUp and kPathDown not yet handed out
 
   uint32_t depth_ = 0;  // of each send queue

@@ -156,7 +156,7 @@ typedef struct te_engine_info {
   uint32_t polling;           /* TE_POLL_BUSY or TE_POLL_ADAPTIVE: what was chosen */
   int32_t core;               /* CPU of the worker, -1 when it is not pinned */
   uint32_t delivery_complete; /* 1: completion of a write proves that it was placed */
-  uint32_t ordered_writes;    /* 1: writes of one NIC to one peer are placed in order */
+  uint32_t ordered_writes;    /* 1: a notification comes after all bytes that its NIC was given before it */
   uint32_t keys_enforced;     /* 1: the network refuses a stale key */
   uint32_t max_message_fragment;
   uint32_t wait_fd;         /* 1: the transport can sleep */
