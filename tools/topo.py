@@ -22,6 +22,7 @@ from transfer_engine.topology.processes import allowed_cpus, cpu_quota, local_pr
 from transfer_engine.topology.words import count
 
 from . import report
+from .interfaces import interfaces
 
 _JSON = """\b
 The document that --json prints:
@@ -95,10 +96,18 @@ def _absent(machine: Topology, transport: str | None, *, matrix: bool) -> list[s
     texts = []
     if kind and not any(nic.for_rdma and nic.model.startswith("1d0f:") == (transport == "efa") for nic in machine.nics):
         texts.append(f"--transport {transport}: no {kind} device is here, so no NIC can be planned for it")
+    if not machine.nics and not kind:
+        texts.append(f"no NIC hangs on a bus that can be seen.{_virtual()}")
     if matrix and not (machine.gpus and machine.nics):
         missing = " and no ".join(name for name, here in (("GPU", machine.gpus), ("NIC", machine.nics)) if not here)
         texts.append(f"--matrix: no {missing} is here, so there are no distances to show")
     return texts
+
+
+def _virtual() -> str:
+    """What tcp uses without a NIC in the tree: the interfaces of containers and virtual machines."""
+    others = [interface.name for interface in interfaces() if not interface.loopback]
+    return f" Network interfaces that are virtual serve tcp all the same: {', '.join(others)}" if others else ""
 
 
 def _document(machine: Topology, found: Plan, processes: int, ports: Sequence[RdmaPort]) -> dict[str, Any]:

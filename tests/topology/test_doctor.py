@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -17,10 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from machines import CONNECTX7, EFA, Branch, Machine, gpu, nic, standard
 from ports import V1, V2, ZERO, Gid, write_port
+from rich.console import Console
 from transfer_engine.tools.doctor import command, examine, limits
 from transfer_engine.tools.doctor.examine import Report
 from transfer_engine.tools.doctor.findings import Finding, Severity
-from transfer_engine.tools.doctor.host import ChildFailed, Host
+from transfer_engine.tools.doctor.host import ChildFailed, ChildTimedOut, Host
+from transfer_engine.tools.doctor.show import show
 from trees import put, write_tree
 
 import transfer_engine as te
@@ -164,7 +167,7 @@ def test_one_cpu_is_noticed() -> None:
 
 @pytest.mark.multiprocess
 def test_a_missing_libfabric_is_named_with_what_it_costs() -> None:
-    found = run_alone(env={**os.environ, "TE_LIBFABRIC": "libno-such-fabric.so.1"})
+    found = run_alone(status=1, env={**os.environ, "TE_LIBFABRIC": "libno-such-fabric.so.1"})
     assert found["libfabric.library"]["severity"] == "warning"
     assert "libno-such-fabric" in found["libfabric.library"]["what"]
     assert found["transport.default"]["severity"] == "problem"
@@ -275,7 +278,7 @@ def test_a_child_that_ends_badly_is_told_from_one_that_answers() -> None:
 def test_a_bare_container_is_judged(on: Callable[..., FakeHost]) -> None:
     report = examine.examine((), on())
     found = by_id(report)
-    assert report.status == 0
+    assert report.status == 1
     assert found["transport.default"].severity is Severity.PROBLEM
     assert found["verbs.devices"].severity is Severity.NOTE
     assert found["gpu.driver"].what == "no GPU and no CUDA driver is here"
@@ -289,6 +292,33 @@ def test_an_rdma_transport_that_was_asked_for_makes_missing_devices_a_problem(on
     assert found["transport.cx7"].severity is Severity.PROBLEM
     assert found["verbs.devices"].severity is Severity.PROBLEM
     assert found["verbs.library"].severity is Severity.PROBLEM
+
+
+def test_looks_that_take_too_long_are_unknown_and_prove_nothing(on: Callable[..., FakeHost]) -> None:
+    host = on()
+
+    def never(*arguments: str) -> dict[str, Any]:
+        raise ChildTimedOut("unknown: took longer than 30 s")
+
+    host.child = never  # type: ignore[method-assign]
+    report = examine.examine((), host)
+    found = by_id(report)
+    assert report.status == 0
+    for name in ("libfabric.library", "transport.sim", "transport.tcp", "gpu.driver", "settings.engine"):
+        assert "unknown: took longer than 30 s" in found[name].what
+    assert found["transport.default"].severity is Severity.WARNING
+    texts = " ".join(f"{finding.what} {finding.consequence} {finding.remedy}" for finding in found.values())
+    for wrong in ("does not work here", "install libfabric", "does not start", "no transport but"):
+        assert wrong not in texts
+    assert examine.examine(("tcp",), host).status == 3
+
+
+def test_the_last_line_names_the_worst(on: Callable[..., FakeHost]) -> None:
+    out = io.StringIO()
+    show(Console(file=out, width=120), examine.examine((), on()))
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith("1 problem, ")
+    assert last.endswith("Transports: no transport but the simulated one works here")
 
 
 CUDA = {

@@ -12,7 +12,14 @@ from .. import report as output
 from .examine import TRANSPORTS, examine
 from .show import show
 
-_JSON = """\b
+_EPILOG = """\b
+Exit status:
+    0  no problem; notes and warnings do not count
+    1  a problem: no transport works, say
+    2  the settings in the environment refuse every engine
+    3  a transport that must work does not, or that is not known
+
+\b
 The document that --json prints:
 {"schema": "transfer-engine/doctor/1", "version", "ok", "status",
  "severity": the gravest of all, "counts": {severity: how many},
@@ -21,7 +28,7 @@ The document that --json prints:
 """
 
 
-@click.command(epilog=_JSON)
+@click.command(epilog=_EPILOG)
 @click.option(
     "--transport", "wanted", multiple=True, type=click.Choice(TRANSPORTS),
     help="Must work: the exit status is 3 when it does not. May be repeated.  [default: $TE_TRANSPORT]",
@@ -33,8 +40,6 @@ def doctor(wanted: tuple[str, ...], as_json: bool) -> int:
     Looks at libfabric and its providers, RDMA devices, CUDA and GPUs, GDRCopy, memory limits, huge pages, shared
     memory, CPUs, NUMA, hwloc and the settings in the environment, with which it opens an engine and closes it. Changes
     nothing and needs no privileges.
-
-    Exit status: 0; 2 when the settings refuse every engine; 3 when a transport that must work does not.
     """
     found = examine(wanted)
     if as_json:

@@ -17,6 +17,7 @@ from . import gpus, limits, places, rdma, transports, variables
 from .findings import Finding, Severity, fine, note
 from .host import Host
 
+_PROBLEM = 1  # exit status: something that is wanted cannot work
 TRANSPORTS = ("efa", "cx7", "tcp", "shm", "sim")
 
 
@@ -34,10 +35,13 @@ class Report:
 
 
 def examine(wanted: Collection[str] = (), host: Host | None = None) -> Report:
-    """Looks at everything. Never raises. The status is 2 when the settings in the environment refuse every engine.
+    """Looks at everything. Never raises.
+
+    The status is 2 when the settings in the environment refuse every engine, 3 when a transport that must work does
+    not, 1 when there is another problem.
 
     Args:
-        wanted: transports that must work, and that of TE_TRANSPORT: the status is 3 when one of them does not.
+        wanted: transports that must work, besides that of TE_TRANSPORT.
         host: what is looked at; None: this machine.
     """
     host = host or Host()
@@ -64,7 +68,10 @@ def examine(wanted: Collection[str] = (), host: Host | None = None) -> Report:
     working = {finding.id for finding in findings if finding.severity is Severity.OK}
     broken = any(f"transport.{transport}" not in working for transport in wanted)
     refused = any(finding.area == "settings" and finding.severity is Severity.PROBLEM for finding in findings)
-    return Report(tuple(findings), Exit.USAGE if refused else Exit.UNAVAILABLE if broken else Exit.OK)
+    report = Report(tuple(findings), Exit.USAGE if refused else Exit.UNAVAILABLE if broken else Exit.OK)
+    if report.status == Exit.OK and report.gravest is Severity.PROBLEM:
+        return Report(report.findings, _PROBLEM)
+    return report
 
 
 def _versions(host: Host) -> Finding:

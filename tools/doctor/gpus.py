@@ -11,13 +11,16 @@ from transfer_engine.topology.sysfs import read_text
 from transfer_engine.topology.words import count
 
 from .findings import Finding, fine, note, warning
-from .host import ChildFailed, Host
+from .host import ChildFailed, ChildTimedOut, Host
 
 
 def look(host: Host, topology: Topology) -> list[Finding]:
     """Nothing but one note on a machine without GPUs."""
     try:
         cuda: Mapping[str, Any] = host.child("cuda")
+    except ChildTimedOut as cause:
+        cost = "whether GPU memory can be used is not known"
+        return [note("gpu.driver", f"CUDA's driver: {cause}", cost, "look again when the machine is less busy")]
     except ChildFailed as cause:
         cuda = {"failed": f"CUDA's driver fails: {cause}", "devices": []}
     present = len(topology.gpus)

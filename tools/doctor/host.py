@@ -26,6 +26,10 @@ class ChildFailed(Exception):
     """A look that was taken in a process of its own did not come back; the text says how it ended."""
 
 
+class ChildTimedOut(ChildFailed):
+    """It took too long: nothing is known but that."""
+
+
 @dataclass
 class Host:
     """What is looked at.
@@ -101,6 +105,7 @@ class Host:
         """Takes a look in a process of its own: foreign libraries may end it, hang it or write to its output.
 
         Raises:
+            ChildTimedOut: it took too long.
             ChildFailed: it ended without an answer.
         """
         if arguments in self._taken:
@@ -112,7 +117,7 @@ class Host:
                 errors="replace", stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise ChildFailed(f"it did not end within {_CHILD_S:g} s") from None
+            raise ChildTimedOut(f"unknown: took longer than {_CHILD_S:g} s") from None
         except OSError as cause:
             raise ChildFailed(f"{sys.executable} cannot be started: {cause.strerror}") from None
         lines = done.stdout.strip().splitlines()

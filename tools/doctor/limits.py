@@ -58,12 +58,15 @@ def _memlock(host: Host, rdma: bool) -> Finding:
             "memory.memlock", what, "no matter for tcp and shm; RDMA devices could register no more than that",
             limit_bytes=limit,
         )  # fmt: skip
-    remedy = "docker run --ulimit memlock=-1" if host.in_container else "memlock unlimited in /etc/security/limits.conf"
+    host_way = "`* - memlock unlimited` in /etc/security/limits.conf and a new login"
+    ways = [host_way, "in systemd units LimitMEMLOCK=infinity", "docker run --ulimit memlock=-1"]
+    ways.append("in Kubernetes the limit of the container runtime's unit, or the capability IPC_LOCK")
+    remedy = "; ".join((*ways[2:], *ways[:2]) if host.in_container else ways)
     return warning(
         "memory.memlock",
         what,
         "RDMA devices cannot register more memory than that: registration fails with ENOMEM",
-        f"raise it: {remedy}; in systemd units LimitMEMLOCK=infinity",
+        f"raise it: {remedy}",
         limit_bytes=limit,
     )
 

@@ -45,7 +45,7 @@ def look(host: Host, topology: Topology, *, wanted: bool) -> list[Finding]:
                 "verbs.devices",
                 what,
                 "data between nodes goes over TCP, through the kernel",
-                _remedy_for_devices(host, bool(hidden)),
+                _remedy_for_devices(host, wanted or bool(hidden)),
                 devices=[],
             )
         )
@@ -67,24 +67,27 @@ def look(host: Host, topology: Topology, *, wanted: bool) -> list[Finding]:
     return findings
 
 
-def _remedy_for_devices(host: Host, hidden: bool) -> str:
+def _remedy_for_devices(host: Host, needed: bool) -> str:
     if host.in_container:
         remedy = "start the container with the devices under /dev/infiniband, or with the RDMA device plug-in"
     else:
         remedy = "load the NICs' RDMA driver (`modprobe mlx5_ib`, `modprobe efa`); dmesg tells when it fails"
-    return remedy if hidden else f"nothing, unless RDMA NICs should be here: then {remedy}"
+    return remedy if needed else f"nothing, unless RDMA NICs should be here: then {remedy}"
 
 
 def _library(host: Host, devices: bool, wanted: bool) -> Finding:
-    name, reason = host.library("libibverbs.so.1")
+    named = host.environment.get("TE_LIBIBVERBS")
+    name, reason = host.library(named or "libibverbs.so.1")
     if name is not None:
         return fine("verbs.library", "libibverbs can be loaded", file=name)
     make = problem if wanted else warning if devices else note
     return make(
         "verbs.library",
-        f"libibverbs cannot be loaded ({reason})",
+        f"{f'TE_LIBIBVERBS={named}' if named else 'libibverbs'} cannot be loaded ({reason})",
         "RDMA devices cannot be reached through verbs",
-        "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or rdma-core (others)",
+        "correct TE_LIBIBVERBS, the path of a libibverbs.so.1, or unset it"
+        if named
+        else "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or rdma-core (others)",
     )
 
 

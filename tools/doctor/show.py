@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
@@ -37,7 +37,7 @@ def show(out: Console, report: Report) -> None:
         for finding in findings:
             table.add_row(_MARKS[finding.severity], _text(finding))
         out.print(table)
-    out.print(_summary(report.findings))
+    out.print(_summary(report.findings), soft_wrap=True)
 
 
 def _text(finding: Finding) -> str:
@@ -48,7 +48,11 @@ def _text(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _summary(findings: Iterable[Finding]) -> str:
+def _summary(findings: Sequence[Finding]) -> str:
     severities = [finding.severity for finding in findings]
     counts = [(severities.count(one), one.name.lower()) for one in sorted(Severity, reverse=True) if one in severities]
-    return "[bold]" + ", ".join(f"{n} ok" if name == "ok" else count(n, name) for n, name in counts) + "[/]"
+    line = "[bold]" + ", ".join(f"{n} ok" if name == "ok" else count(n, name) for n, name in counts) + "[/]"
+    worst = max(findings, key=lambda finding: finding.severity, default=None)  # the first of the gravest
+    if worst is None or worst.severity < Severity.WARNING:
+        return line
+    return f"{line}: {_TITLES.get(worst.area, worst.area)}: {escape(worst.what)}"

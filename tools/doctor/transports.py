@@ -8,10 +8,11 @@ import transfer_engine as te
 from transfer_engine.topology import Topology
 
 from .findings import Finding, Severity, fine, note, problem, warning
-from .host import ChildFailed, Host
+from .host import ChildFailed, ChildTimedOut, Host
 
 _INSTALL = "install libfabric1 (Debian, Ubuntu), libfabric (others), or AWS's EFA installer"
 _AMAZON = "1d0f:"
+_LOOK_AGAIN = "look again when the machine is less busy; FI_LOG_LEVEL=warn shows what libfabric waits for"
 
 _WHAT_IT_COSTS = {
     "efa": "AWS EFA cannot be used",
@@ -38,8 +39,19 @@ def look(host: Host, topology: Topology, wanted: Collection[str]) -> list[Findin
         findings.append(found)
         working += [transport] if found.severity is Severity.OK else []
     real = [transport for transport in working if transport != "sim"]
+    unknown = [finding.id.partition(".")[2] for finding in findings if finding.facts.get("unknown")]
     if real:
-        findings.append(fine("transport.default", f"transport=None picks {real[0]} here", working=working))
+        findings.append(fine("transport.default", f"without a choice, engines take {real[0]} here", working=working))
+    elif unknown:
+        findings.append(
+            warning(
+                "transport.default",
+                f"unknown: looking for {', '.join(unknown)} took too long",
+                "which transports work here is not known",
+                _LOOK_AGAIN,
+                working=working,
+            )
+        )
     else:
         findings.append(
             problem(
@@ -56,6 +68,9 @@ def look(host: Host, topology: Topology, wanted: Collection[str]) -> list[Findin
 def _libfabric(host: Host) -> Finding:
     try:
         found = host.child("libfabric")
+    except ChildTimedOut as cause:
+        text = f"libfabric and its providers: {cause}"
+        return warning("libfabric.library", text, "transports over libfabric may take as long to open", _LOOK_AGAIN)
     except ChildFailed as cause:
         return warning(
             "libfabric.library",
@@ -111,6 +126,9 @@ def _transport(host: Host, transport: str, wanted: bool, has_efa: bool) -> Findi
         found = host.probe(transport)
     except te.TransportUnavailable as cause:
         reason, remedy = _judged(host, transport, cause.message, has_efa)
+    except ChildTimedOut as cause:
+        so = "whether it works here is not known"
+        return (problem if wanted else warning)(name, f"{transport}: {cause}", so, _LOOK_AGAIN, unknown=True)
     except ChildFailed as cause:
         reason, remedy = f"looking for it failed: {cause}", "set FI_LOG_LEVEL=warn and look again"
     else:
@@ -136,7 +154,11 @@ def _judged(host: Host, transport: str, reason: str, has_efa: bool) -> tuple[str
     if transport == "efa" and not has_efa:
         return "no EFA device is here", "nothing, unless this is an AWS instance: then give it EFA interfaces"
     if transport == "cx7":
-        return reason, "see the findings about verbs; transport=tcp works without RDMA"
+        if "TE_LIBIBVERBS" in reason:
+            return reason.removesuffix(": correct or unset it"), "correct TE_LIBIBVERBS, or unset it"
+        if reason.startswith("no RDMA device"):
+            reason = "no RDMA device is here"
+        return reason, "see RDMA devices below; tcp works without RDMA"
     if transport in ("efa", "tcp", "shm") and _is_missing(host):
         return f"{_named(host)} cannot be loaded", _get_library(host)
     provider = host.environment.get("TE_TCP_PROVIDER")

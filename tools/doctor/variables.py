@@ -7,10 +7,11 @@ import difflib
 import transfer_engine as te
 
 from .findings import Finding, fine, problem, warning
-from .host import ChildFailed, Host
+from .host import ChildFailed, ChildTimedOut, Host
 
 _OTHERS = {
-    "TE_CLUSTER_TOKEN", "TE_CLUSTER_TOKEN_FILE", "TE_HWLOC", "TE_LIBFABRIC", "TE_RENDEZVOUS", "TE_TCP_PROVIDER",
+    "TE_CLUSTER_TOKEN", "TE_CLUSTER_TOKEN_FILE", "TE_HWLOC", "TE_LIBFABRIC", "TE_LIBIBVERBS", "TE_RENDEZVOUS",
+    "TE_TCP_PROVIDER",
 }  # fmt: skip
 _LAUNCHERS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -59,6 +60,10 @@ def _engines(host: Host, settings: set[str]) -> list[Finding]:
         call = f'te.Engine("{transport}")' if transport else "te.Engine()"
         try:
             found = host.child("engine", transport)
+        except ChildTimedOut as cause:
+            so, do = f"whether {call} opens is not known", "look again when the machine is less busy"
+            findings.append(warning(name, f"opening an engine: {cause}", so, do))
+            continue
         except ChildFailed as cause:
             findings.append(
                 warning(
@@ -67,7 +72,7 @@ def _engines(host: Host, settings: set[str]) -> list[Finding]:
             )
             continue
         if "refused" in found:
-            relevant = {*settings, *_LAUNCHERS, "TE_LIBFABRIC", "TE_TCP_PROVIDER"}
+            relevant = {*settings, *_LAUNCHERS, "TE_LIBFABRIC", "TE_LIBIBVERBS", "TE_TCP_PROVIDER"}
             given = {key: value for key, value in sorted(host.environment.items()) if key in relevant}
             texts = ", ".join(f"{key}={value}" for key, value in given.items())
             findings.append(
