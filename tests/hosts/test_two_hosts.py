@@ -154,6 +154,12 @@ def test_a_host_whose_own_link_is_down_says_so_at_once(wire: Wire) -> None:
     assert f"{wire.other.interface} (10.77.0.2, down)" in done.stderr
 
 
+def test_topo_names_the_virtual_interfaces_where_there_is_no_nic(wire: Wire) -> None:
+    done = wire.one.run("topo")
+    assert done.returncode == 0
+    assert ("0 NICs" in done.stdout) is (f"are virtual serve tcp all the same: {wire.one.interface}" in done.stdout)
+
+
 def test_serve_says_where_it_listens(wire: Wire) -> None:
     wire.v4()
     with wire.one.serving(TE_PORTS="20400-20400") as (server, _):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -372,6 +373,25 @@ def test_control_c_ends_both_processes_quickly(transport: str) -> None:
     assert "interrupted" in output
     assert "Traceback" not in errors
     until(lambda: has_ended(second))
+
+
+def test_the_document_of_an_interrupted_command_says_so_and_serve_goes_on() -> None:
+    with started("serve", "--transport", "tcp", "--nics", "lo") as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        address = server.stdout.readline().split()[-1]
+        assert server.stderr.readline().startswith("note: ")
+        with started("bench", "--json", "--seconds", "5", address) as client:
+            assert server.stderr.readline().startswith("client <te.Address")
+            client.send_signal(signal.SIGINT)
+            output, errors = client.communicate(timeout=SOON_S)
+        assert client.returncode == 130
+        assert errors == ""
+        [result] = json.loads(output)["transports"]
+        assert result["error"] == {"kind": "KeyboardInterrupt", "message": "interrupted"}
+        assert re.match(r"client (left: |served|refused)", server.stderr.readline())
+        assert run("loopback", "--quick", address).returncode == 0
+        assert server.stderr.readline().startswith("client <te.Address")  # and no hint in between
 
 
 @pytest.mark.parametrize("state", ["running", "stopped"])
