@@ -35,8 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-# In the emulated guest everything takes tens of times as long: there each scenario of these files runs in one case, with
-# the other side in a process of its own where that is one of its cases. TE_TEST_ALL=1 runs all.
+# In the emulated guest all takes tens of times as long: there each scenario of these files runs in one case, with the
+# other side in a process of its own where that is one of its cases. TE_TEST_ALL=1 runs all.
 GUEST_FILES = ("test_writes", "test_pages", "test_messages", "test_counters", "test_regions", "test_peers")
 GUEST_TOO_LONG = (
     "test_more_pages_than_one_notification_can_name_are_counted_exactly",
