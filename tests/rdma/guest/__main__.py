@@ -37,7 +37,7 @@ def parse() -> machine.Guest:
     add("--timeout", type=float, default=600, metavar="S", help="seconds for all, boot included (default 600)")
     add("--chdir", type=Path, default=Path.cwd(), metavar="FOLDER", help="where the command runs (default: here)")
     add("--rw", type=Path, action="append", default=[], metavar="FOLDER", help="a folder to write to; repeatable")
-    add("--keep-tmp", action="store_true", help="see this machine's /tmp instead of an empty one")
+    add("--keep-tmp", action="store_true", help="see this machine's /tmp, as with a folder in it")
     add("--wire", type=Path, metavar="FOLDER", help="join two guests by sockets in this folder; give each a --node")
     add("--node", type=int, choices=(0, 1), default=0, help="which of the two this is (default 0)")
     add("--kvm", action="store_true", help="use the processor's virtualisation")
@@ -48,10 +48,6 @@ def parse() -> machine.Guest:
         if not folder.is_dir():
             parser.error(f"--rw {folder}: no such folder")
     folder = given.chdir.absolute()
-    if not given.keep_tmp and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-        shared = [path.resolve() for path in given.rw]
-        if not any(folder.resolve().is_relative_to(path) for path in shared):
-            parser.error(f"{folder} lies in /tmp, which is empty in the guest: add --keep-tmp, or --rw {folder}")
     return machine.Guest(
         command=given.command[1:] if given.command[:1] == ["--"] else given.command,
         folder=folder,
@@ -61,7 +57,7 @@ def parse() -> machine.Guest:
         hugepages=given.hugepages,
         timeout_s=given.timeout,
         shares=[folder.resolve() for folder in given.rw],
-        keep_tmp=given.keep_tmp,
+        keep_tmp=given.keep_tmp or folder.is_relative_to("/tmp"),
         wire=given.wire and given.wire.resolve(),
         node=given.node,
         kvm=given.kvm,
