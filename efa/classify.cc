@@ -35,6 +35,7 @@ bool classify_efa(int device_status, Outcome* out) {
 Outcome classify(Kind kind, const fi_cq_err_entry& error) {
   Outcome outcome;
   if (kind == Kind::kEfa && classify_efa(error.prov_errno, &outcome)) return outcome;
+  if (kind == Kind::kEfa && error.prov_errno > 0) return {Status::kTransport, true, error.prov_errno};
   // The software providers fill prov_errno with whatever errno was last; only err says something.
   const int code = error.err;
   switch (code) {

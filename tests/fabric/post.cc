@@ -234,7 +234,7 @@ ssize_t receive_simple(fid_ep* handle, void* buffer, size_t length, void* descri
   if (!usable(endpoint, "fi_recv")) return -FI_EOPBADSTATE;
   if (!described(*f, endpoint, &descriptor, buffer, length, FI_RECV, "fi_recv")) return -FI_EINVAL;
   if (endpoint.device->lost) return -FI_EIO;
-  if (endpoint.receives_used >= endpoint.receive_size || f->random.chance(f->options.eagain)) {
+  if (endpoint.receives_used >= endpoint.receive_size) {
     ++f->counts.refused;
     return -FI_EAGAIN;
   }

@@ -39,7 +39,7 @@
 //     retry_ticks, retries       ticks between tries, and tries, while the peer does not answer
 //     rnr_ticks, rnr_retries     the same for a peer that had no receive posted
 //     error_every, error_status  every so manyth request ends with this status, without a byte of it placed
-//     eagain           probability that a post is refused although there is room (never while FI_MORE holds something)
+//     eagain           probability that a send, read or write is refused although there is room (never while FI_MORE holds something)
 //     ghosts           probability that what an endpoint was sending still lands after it was closed
 //     free             1: endpoints opened from now on do not carry out writes (fi_writemsg): each only notes its completion. No lock is
 //                      taken and nothing is checked, so profiles show the caller's code. Everything else works as ever.
