@@ -25,6 +25,7 @@ inline constexpr uint64_t kNever = ~uint64_t{0};
 enum Status : uint32_t {
   kDone = 0,
   kFlushed = 1,
+  kBadHandle = 4,
   kBadLocalKey = 5,
   kBadLocalLength = 6,
   kBadRemoteAddress = 7,

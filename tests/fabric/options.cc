@@ -31,7 +31,8 @@ constexpr standin::Key<Options, uint64_t> kNumbers[] = {
     {"quiet", &Options::quiet},
     {"abort", &Options::abort},
 };
-constexpr standin::Key<Options, double> kProbabilities[] = {{"eagain", &Options::eagain}, {"ghosts", &Options::ghosts}};
+constexpr standin::Key<Options, double> kProbabilities[] = {
+    {"eagain", &Options::eagain}, {"ghosts", &Options::ghosts}, {"stale", &Options::stale}};
 
 }  // namespace
 

@@ -13,7 +13,7 @@ struct Options {
   uint64_t retry_ticks = 1000, retries = 5, rnr_ticks = 64, rnr_retries = 100;
   uint64_t error_every = 0, error_status = 13;
   uint64_t free = 0, quiet = 0, abort = 1;
-  double eagain = 0, ghosts = 0;
+  double eagain = 0, ghosts = 0, stale = 0;
 };
 
 // false: an unknown key or a malformed value; what stands before it is set.

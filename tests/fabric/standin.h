@@ -41,6 +41,7 @@
 //     error_every, error_status  every so manyth request ends with this status, without a byte of it placed
 //     eagain           probability that a send, read or write is refused although there is room (never while FI_MORE holds something)
 //     ghosts           probability that what an endpoint was sending still lands after it was closed
+//     stale            probability that a request in flight to an address that is removed from the vector ends with status 4
 //     free             1: endpoints opened from now on do not carry out writes (fi_writemsg): each only notes its completion. No lock is
 //                      taken and nothing is checked, so profiles show the caller's code. Everything else works as ever.
 //     quiet            1: violations are counted and not told;  abort  0: and do not end the process

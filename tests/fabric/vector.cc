@@ -38,6 +38,20 @@ int insert(fid_av* handle, const void* addresses, size_t count, fi_addr_t* out, 
   return static_cast<int>(count);
 }
 
+// What the device has not begun with finds no address handle any more.
+void strand(Fabric& f, const Vector& vector, const Address& address) {
+  for (Endpoint* endpoint : f.endpoints) {
+    if (endpoint->vector != &vector) continue;
+    std::vector<Request*> lost;
+    for (Request* request : endpoint->posted)
+      if (request->target == address && !request->placed && f.random.chance(f.options.stale)) lost.push_back(request);
+    for (Request* request : lost) {
+      std::erase(endpoint->held, request);
+      end(f, request, kBadHandle);
+    }
+  }
+}
+
 int remove(fid_av* handle, fi_addr_t* addresses, size_t count, uint64_t) {
   Locked f;
   auto& vector = *static_cast<Vector*>(handle);
@@ -46,8 +60,9 @@ int remove(fid_av* handle, fi_addr_t* addresses, size_t count, uint64_t) {
       violate("fi_av_remove: there is no address %llu", static_cast<unsigned long long>(addresses[i]));
       return -FI_EINVAL;
     }
-    const Address* entry = std::exchange(vector.entries[addresses[i]], nullptr);
-    vector.known.erase(*entry);
+    const Address address = *std::exchange(vector.entries[addresses[i]], nullptr);
+    vector.known.erase(address);
+    strand(*f, vector, address);
   }
   return 0;
 }

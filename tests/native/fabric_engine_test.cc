@@ -35,7 +35,7 @@ void exchange(Pair& pair, int rounds) {
   }
 }
 
-// In this order, of several senders' messages: those of one.
+// Messages, of one fragment and of several.
 void converse(Pair& pair, int count) {
   const int32_t peer = pair.peer();
   std::vector<Transfer> transfers;
@@ -58,6 +58,7 @@ TEST_CASE("efa engine: nothing is lost or doubled whatever the device's limits, 
            "wait_fd=0",
            "direct=0,eagain=0.1",
            "tx_size=16,max_rma=700,unsolicited=1,pieces=7",
+           "stale=0.5,ghosts=0.5,eagain=0.05",
        }) {
     CAPTURE(std::string(options));
     EfaFabric fabric(options);
@@ -89,6 +90,41 @@ TEST_CASE("efa engine: an engine that disconnects from itself while it connects 
       require_ok(player.write(source, 0, remote, 0, 100, notify));
     }
   }
+}
+
+TEST_CASE("efa engine: peers come and go while requests to them lose their addresses") {
+  EfaFabric fabric("stale=0.5,ghosts=0.5");
+  Player hub(efa(2, 0));
+  Memory& target = hub.memory(1 << 16);
+  const te_handle counter = hub.counter();
+  uint64_t counted = 0;
+  for (int round = 0; round < scaled(20); ++round) {
+    Player spoke(efa(2, 8));
+    Memory& source = spoke.memory(4096);
+    const te_handle remote = spoke.remote(hub, target), notify = spoke.remote_counter(hub, counter);
+    for (int again = 0; again < 2; ++again) {
+      std::vector<Transfer> transfers;
+      for (uint64_t i = 0; i < 20; ++i) transfers.push_back(spoke.write(source, 0, remote, i * 512, 500, notify));
+      for (Transfer& transfer : transfers) require_ok(std::move(transfer));
+      counted += 20;
+      REQUIRE(hub.counted(counter, counted));
+      const int64_t begin = monotonic_ns();
+      require_ok(spoke.disconnect(spoke.peer(hub)));
+      CHECK(monotonic_ns() - begin < 2 * kSecond * kSlowness);
+    }
+  }
+  CHECK(hub.stats().stray_immediates == 0);
+}
+
+TEST_CASE("efa engine: a region that the device does not register is a typed error") {
+  EfaFabric fabric;
+  Player player(efa(1, 0));
+  Memory memory(4096);
+  REQUIRE(fabric.command("reg_fail 1") == 0);
+  CHECK(te_region_register(player.engine, memory.data(), memory.size, TE_DEVICE_HOST, 0, &memory.region,
+                           &player.error) == TE_ERR_REGISTRATION);
+  CHECK(player.error.provider_status == ENOMEM);
+  CHECK(std::string(player.error.message).find("efa") != std::string::npos);
 }
 
 TEST_CASE("efa engine: a request that the device fails ends its transfer and nothing else") {
