@@ -185,7 +185,10 @@ class PeerGroup:
         with self._members.lock:
             self._ensure_open("replace")
             self._connect(new, timeout_s)
-            self._members.addresses[index] = new
+            addresses = self._members.addresses
+            old, addresses[index] = addresses[index], new
+            if old not in addresses:
+                self._connecting.pop(old._bytes, None)
             kept = list(self._barriers.values())
             self._barriers.clear()
             for target in list(self._targets):
