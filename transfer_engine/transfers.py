@@ -26,7 +26,7 @@ _WAIT_HINT = "wait again; or cancel() it, and wait_quiesced() before its memory 
 
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
-    """When a transfer passed what it passes. Seconds after its submission; None: it has not yet, or it is not recorded.
+    """When a transfer passed what it passes. Seconds after its submission; None: under way, or it is not recorded.
 
     Attributes:
         submitted_s: its submission, on the clock of `time.monotonic()`.
@@ -147,7 +147,7 @@ class Transfer:
 
     @property
     def times(self) -> TransferTimes:
-        """When it was submitted, taken over, posted and finished, as far as it has come."""
+        """When it was submitted, taken over, posted and finished; only the first while it is under way."""
         self._handle.ensure_native("times")
         native = ffi.new("te_times *")
         lib.te_transfer_times(self._pointer, native)
