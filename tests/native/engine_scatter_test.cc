@@ -225,11 +225,11 @@ TEST_CASE("engine: a member that closed its region fails by name, and nobody els
   }
 }
 
-TEST_CASE("engine: scatters to a dead group end at their deadline or when they are cancelled") {
+TEST_CASE("engine: scatters that cannot leave end at their deadline or when they are cancelled") {
   Setup setup{"sim", "", 2, {}};
   Group group(setup, 2, 4);
   require_ok(group.barrier());
-  for (auto& receiver : group.receivers) receiver->inject("pause");
+  group.sender.inject("pause");
   Random random(5);
   Transfer late = group.scatter(group.random_parts(random, 1000), 0, TE_SHARD_AUTO, 50 * kMs);
   TE_CHECK_STATUS(late.wait(), TE_ERR_TIMEOUT, late.error());
@@ -237,7 +237,7 @@ TEST_CASE("engine: scatters to a dead group end at their deadline or when they a
   Transfer cancelled = group.scatter(group.random_parts(random, 1000));
   cancelled.cancel();
   TE_CHECK_STATUS(cancelled.wait(), TE_ERR_CANCELLED, cancelled.error());
-  for (auto& receiver : group.receivers) receiver->inject("resume");
+  group.sender.inject("resume");
   CHECK(late.wait_quiesced());
   CHECK(cancelled.wait_quiesced());
 }
@@ -328,7 +328,7 @@ TEST_CASE("engine: the windows bound what is in flight to each peer and over eac
   };
   Group group(setup, 4, 32);
   require_ok(group.barrier());
-  for (auto& receiver : group.receivers) receiver->inject("pause");
+  group.sender.inject("pause");
   Random random(2);
   std::vector<Transfer> transfers;
   for (int i = 0; i < 10; ++i) transfers.push_back(group.scatter(group.random_parts(random, 2048)));
@@ -344,8 +344,58 @@ TEST_CASE("engine: the windows bound what is in flight to each peer and over eac
   }
   CHECK(most_peer < 2 * (8192 + 2048));
   CHECK(most_nic < 16384 + 2048);
-  for (auto& receiver : group.receivers) receiver->inject("resume");
+  group.sender.inject("resume");
   for (Transfer& t : transfers) CHECK(t.wait() == TE_OK);
+}
+
+// Every engine of a group scatters once; then each NIC of each has sent and received its fair share.
+TEST_CASE("engine: all NICs of senders and receivers take the same share of a scatter, within one") {
+  struct Case {
+    size_t engines;
+    uint32_t nics;
+    bool self;
+  };
+  for (const Case c : {Case{2, 2, true}, Case{3, 2, false}, Case{4, 4, false}, Case{5, 3, true}, Case{8, 2, false},
+                       Case{9, 4, true}, Case{6, 16, false}}) {
+    CAPTURE(c.engines);
+    CAPTURE(c.nics);
+    CAPTURE(c.self);
+    const Setup setup{"sim", "", c.nics, {}};
+    std::vector<std::unique_ptr<Player>> players;
+    std::vector<Memory*> memories;
+    std::vector<te_handle> counters;
+    for (size_t i = 0; i < c.engines; ++i) {
+      players.push_back(std::make_unique<Player>(setup));
+      memories.push_back(&players[i]->memory(4096));
+      counters.push_back(players[i]->counter());
+    }
+    const std::vector<int64_t> lengths(c.engines, 100);
+    for (int round = 1; round <= 3; ++round) {
+      for (size_t i = 0; i < c.engines; ++i) {
+        std::vector<te_target_member> members;
+        for (size_t k = 0; k < c.engines; ++k)
+          if (c.self || k != i)
+            members.push_back({-1, players[i]->remote(*players[k], *memories[k]),
+                               players[i]->remote_counter(*players[k], counters[k])});
+        const te_handle target = players[i]->target(members);
+        for (int again = 0; again < round; ++again)  // the rotation goes on from one scatter to the next
+          require_ok(players[i]->scatter({target, memories[i]->region, 0, 0, nullptr, lengths.data(), nullptr}));
+      }
+    }
+    for (size_t i = 0; i < c.engines; ++i) {
+      const uint64_t expected = 6 * (c.engines - (c.self ? 0 : 1));
+      CHECK(players[i]->counted(counters[i], expected));
+      uint64_t least_in = UINT64_MAX, most_in = 0, least_out = UINT64_MAX, most_out = 0;
+      for (uint32_t nic = 0; nic < c.nics; ++nic) {
+        te_nic_info info{};
+        REQUIRE(te_nic_describe(players[i]->engine, nic, &info, &players[i]->error) == TE_OK);
+        least_in = std::min(least_in, info.immediates), most_in = std::max(most_in, info.immediates);
+        least_out = std::min(least_out, info.writes), most_out = std::max(most_out, info.writes);
+      }
+      CHECK(most_in - least_in <= 6);  // one for each of the six scatters
+      CHECK(most_out - least_out <= 6);
+    }
+  }
 }
 
 TEST_CASE("engine: a scatter tells when it was taken, posted and done") {
