@@ -26,6 +26,28 @@ inline int64_t deadline_after(int64_t now, int64_t timeout_ns) {
   return timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
 }
 
+// A number that one thread changes and any thread may read: no locked instruction.
+template <typename T>
+class Published {
+ public:
+  Published() = default;
+  Published(const Published& other) : value_(other.get()) {}
+  Published& operator=(const Published& other) { return *this = other.get(); }
+  Published& operator=(T value) {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  T get() const { return value_.load(std::memory_order_relaxed); }
+  operator T() const { return get(); }
+  Published& operator+=(T by) { return *this = get() + by; }
+  Published& operator-=(T by) { return *this = get() - by; }
+  Published& operator++() { return *this += 1; }
+  Published& operator--() { return *this -= 1; }
+
+ private:
+  std::atomic<T> value_{0};
+};
+
 inline void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

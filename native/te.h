@@ -388,11 +388,12 @@ int32_t te_target_replace(te_engine *engine, te_handle target, uint32_t member, 
 /* Scatters under way go on. Idempotent. */
 int32_t te_target_close(te_engine *engine, te_handle target, te_error *error);
 te_transfer *te_scatter(te_engine *engine, const te_scatter_args *scatter, int64_t timeout_ns, te_error *error);
+/* TE_AGAIN, with only the first time, while the transfer is under way. */
+int32_t te_transfer_times(te_transfer *transfer, te_times *times);
 /* The members whose part failed, each with its error, in the order of failure. `count` is how many there are, also when only `capacity` fit.
  * TE_AGAIN while the transfer is under way. */
 int32_t te_transfer_failed_members(te_transfer *transfer, uint32_t *members, te_error *errors, uint32_t capacity,
                                    uint32_t *count);
-int32_t te_transfer_times(te_transfer *transfer, te_times *times);
 
 /* --- prepared transfers: checked and copied once, posted many times, from any thread. What they name must be open at each post. --- */
 int32_t te_prepare_write(te_engine *engine, const te_write_args *write, te_handle *prepared, te_error *error);

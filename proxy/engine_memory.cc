@@ -59,8 +59,8 @@ Error Engine::register_region(const MemorySpan& span, te_handle* handle) {
   });
   if (region == nullptr) {
     for (uint32_t i = 0; i < nic_count_; ++i) static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
-    return Error(Status::kExhausted,
-                 format("%u regions are registered, which is all that max_regions allows", regions_.capacity()));
+    return Error(Status::kExhausted, format("%u regions are registered, which is all that max_regions allows",
+                                            settings_.values.max_regions));
   }
   *handle = region->handle.load(std::memory_order_relaxed);
   const std::lock_guard lock(serials_mutex_);
