@@ -166,6 +166,8 @@ class EngineHandle:
             status, hint = lib.TE_ERR_ARGUMENT, "open both engines on one transport, and exchange addresses again"
         elif status == lib.TE_ERR_RANGE and operation in ("write_pages", "write_batch"):
             hint = "page i is page_bytes long, at offset_bytes + indices[i] * stride_bytes; all of it must be inside"
+        elif status == _native.STALE and operation in ("scatter", "barrier"):
+            hint = "target.replace(member, remote, notify=...) fills the place that group.replace() left"
         elif status == lib.TE_ERR_RANGE and operation == "scatter":
             hint = "lengths[i] bytes from src_offsets[i] must lie in the source, and from dst_offsets[i] in remote i"
         peer = None

@@ -285,6 +285,7 @@ def test_a_scatter_that_is_held_up_ends_by_its_deadline_or_by_cancel_and_leaves_
     fan.arrived()
     rig.near._inject("pause")
     transfer = fan.scatter([(0, 0, 20_000)] * 4, timeout_s=timeout_s)
+    eventually(lambda: any(nic["in_flight"] for nic in rig.near.stats()["nics"].values()))
     ends(transfer)
     assert set(transfer.failed_members) == {0, 1, 2, 3}
     assert all(isinstance(found, error) for found in transfer.failed_members.values())
