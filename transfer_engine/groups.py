@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -33,8 +32,6 @@ _MOST_MEMBERS = 1 << 16  # as the core has it
 _BARRIERS = 8  # targets that are kept for barriers
 _NAMED = 8  # members in an error's text
 
-_bytes_of = operator.attrgetter("_bytes")
-
 
 class PeerGroup:
     """Peers in an order. A context manager.
@@ -43,7 +40,7 @@ class PeerGroup:
     be there several times. A group may have no members: its scatters and barriers end at once.
     """
 
-    __slots__ = ("_barriers", "_closed", "_connecting", "_handle", "_members", "_targets")
+    __slots__ = ("_barriers", "_closed", "_connecting", "_handle", "_last_barrier", "_members", "_targets")
 
     def __init__(
         self, handle: EngineHandle, members: Iterable[PeerName], place: int | None, timeout_s: float | None
@@ -60,6 +57,7 @@ class PeerGroup:
         self._members = Members(handle, addresses, place, threading.RLock())
         self._targets: weakref.WeakSet[Target] = weakref.WeakSet()
         self._barriers: OrderedDict[tuple[bytes | None, ...], Target] = OrderedDict()
+        self._last_barrier: tuple[tuple[Any, ...], Target | None] = ((), None)
         self._connecting: dict[bytes, Transfer] = {}  # by the peer's address; taken out once it has succeeded
         for address in addresses:
             self._connect(address, timeout_s)
@@ -156,11 +154,14 @@ class PeerGroup:
         if self._handle.state:
             self._handle.refuse("barrier")
         try:
-            key: Any = tuple(map(_bytes_of, notify))
-            self._barriers.move_to_end(key)
-            target = self._barriers[key]
-        except (AttributeError, KeyError, TypeError):  # a None among them, new ones, or something wrong
-            target = self._barrier_target(notify)
+            wanted = tuple(notify)
+        except TypeError:
+            raise ArgumentTypeError(
+                f"notify is a list with a counter for each member, not a {type(notify).__name__}", operation="barrier"
+            ) from None
+        known, target = self._last_barrier
+        if target is None or wanted != known:
+            target = self._barrier_target(wanted)
         return target._notify(timeout_s, request_id)
 
     def replace(self, member: int, address: PeerName, *, timeout_s: float | None = None) -> None:
@@ -189,8 +190,7 @@ class PeerGroup:
             old, addresses[index] = addresses[index], new
             if old not in addresses:
                 self._connecting.pop(old._bytes, None)
-            kept = list(self._barriers.values())
-            self._barriers.clear()
+            kept = self._forget_barriers()
             for target in list(self._targets):
                 if not target.closed and target not in kept:
                     target._vacate(index)
@@ -201,7 +201,7 @@ class PeerGroup:
         with self._members.lock:
             self._closed = True
             targets = list(self._targets)
-            self._barriers.clear()
+            self._forget_barriers()
         for target in targets:
             target.close()
 
@@ -220,28 +220,32 @@ class PeerGroup:
             self._targets.add(target)
         return target
 
-    def _barrier_target(self, notify: Any) -> Target:
+    def _barrier_target(self, notify: tuple[Any, ...]) -> Target:
         """The target for these counters: one that is kept, or a new one in the place of the oldest.
 
         The oldest closes when nobody uses it any more: another thread may be about to.
         """
-        if notify is None:
-            raise ArgumentTypeError("a barrier notifies: pass a counter for each member", operation="barrier")
         with self._members.lock:
             self._ensure_open("barrier")
             key: Any = None
-            if isinstance(notify, Sequence) and all(n is None or isinstance(n, CounterDescriptor) for n in notify):
-                key = tuple(None if n is None else n._bytes for n in notify)
+            if all(entry is None or isinstance(entry, CounterDescriptor) for entry in notify):
+                key = tuple(None if entry is None else entry._bytes for entry in notify)
             target = None if key is None else self._barriers.get(key)
             if target is None:
-                target = self._target(None, notify, "barrier")
-                assert key is not None, "else the target was refused"
+                target = self._target(None, notify, "barrier")  # refuses what has no key
                 self._barriers[key] = target
                 if len(self._barriers) > _BARRIERS:
                     self._barriers.popitem(last=False)
             else:
                 self._barriers.move_to_end(key)
+            self._last_barrier = (notify, target)
             return target
+
+    def _forget_barriers(self) -> list[Target]:
+        targets = list(self._barriers.values())
+        self._barriers.clear()
+        self._last_barrier = ((), None)
+        return targets
 
     def _ensure_open(self, operation: str) -> None:
         self._handle.ensure_open(operation)

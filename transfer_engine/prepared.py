@@ -71,7 +71,7 @@ class Prepared:
             pointer = self._persist(timeout_ns, error, timeout_s, request_id)
         if target is None:
             return Transfer(pointer, handle, self.operation, region, request_id)
-        return GroupTransfer(pointer, handle, self.operation, region, request_id, target._count)
+        return GroupTransfer(pointer, handle, self.operation, (region, target._count), request_id)
 
     def close(self) -> None:
         """Posts under way go on; new ones are refused. Idempotent."""

@@ -1,7 +1,7 @@
 """Target: what stays the same in scatters to the members of a group, and the scatter itself.
 
-A scatter is part of the data path: one cffi struct, one call into the core, and no Python loop over the members. The
-core checks ranges; what is checked here is what only Python can know.
+A scatter is part of the data path: one call into the core, with a struct that is used again, and no Python loop over
+the members. The core checks ranges; what is checked here is what only Python can know.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Remotes: TypeAlias = "Sequence[RegionDescriptor | None]"
 Notify: TypeAlias = "Sequence[CounterDescriptor | None]"
 
 _te_scatter = lib.te_scatter
-_new, _from_buffer = ffi.new, ffi.from_buffer
-_ARGS, _INT64S = ffi.typeof("te_scatter_args *"), ffi.typeof("int64_t[]")
-_INT64 = np.dtype(np.int64)
+_from_buffer = ffi.from_buffer
+_INT64S = ffi.typeof("int64_t[]")
+_NDARRAY, _INT64 = np.ndarray, np.dtype(np.int64)
 _NULL = ffi.NULL
 _SHARDS: dict[Any, int] = {None: lib.TE_SHARD_AUTO, "peers": lib.TE_SHARD_PEERS, "bytes": lib.TE_SHARD_BYTES}
 
@@ -39,7 +39,7 @@ class Target:
     Made by `group.target()`. May be used from any number of threads. Dropping the object closes it.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_count", "_handle", "_id", "_members")
+    __slots__ = ("__weakref__", "_closed", "_count", "_handle", "_id", "_members", "_shape", "_spare")
 
     def __init__(self, members: Members, remotes: Remotes | None, notify: Notify | None, operation: str) -> None:
         self._closed = True  # until it is open; __del__ runs also when opening fails
@@ -60,6 +60,8 @@ class Target:
 
         until_fresh(handle, opened, operation)
         self._id = int(out[0])
+        self._shape = (count,)
+        self._spare: list[Any] = []  # te_scatter_args of this target that no call uses now
         self._closed = False
 
     @property
@@ -109,22 +111,36 @@ class Target:
         handle = self._handle
         if handle.state or self._closed:
             self._refuse("scatter")
-        count = self._count
-        from_source = _NULL if src_offsets is None else _int64s(src_offsets, count, "src_offsets")
-        of_length = _int64s(lengths, count, "lengths")
-        at_target = _NULL if dst_offsets is None else _int64s(dst_offsets, count, "dst_offsets")
+        shape = self._shape
+        from_source = _NULL if src_offsets is None else _int64s(src_offsets, shape, "src_offsets")
+        of_length = _int64s(lengths, shape, "lengths")
+        at_target = _NULL if dst_offsets is None else _int64s(dst_offsets, shape, "dst_offsets")
         if type(region) is not Region:
-            region, from_source = _whole(region, from_source, of_length, count)
+            region, from_source = _whole(region, from_source, of_length)
         if region._closed or region._handle is not handle:
             _refuse_region(handle, region, "scatter")
-        flags = 0 if flush is False and shard is None else _flags(flush, shard)
-        shard_code = 0 if shard is None else _SHARDS[shard]
-        args = _new(_ARGS, (self._id, region._id, flags, shard_code, from_source, of_length, at_target))
+        timeout_ns = -1 if timeout_s is None else nanoseconds(timeout_s)
         error = thread_state.error
-        pointer = _te_scatter(handle.pointer, args, -1 if timeout_s is None else nanoseconds(timeout_s), error)
+        if flush is False and shard is None:
+            try:
+                args = self._spare.pop()
+            except IndexError:
+                args = ffi.new("te_scatter_args *")
+                args.target = self._id
+        else:
+            args = ffi.new("te_scatter_args *")
+            args.target = self._id
+            args.flags, args.shard = _flags(flush, shard)
+        args.region = region._id
+        args.source_offsets = from_source
+        args.lengths = of_length
+        args.target_offsets = at_target
+        pointer = _te_scatter(handle.pointer, args, timeout_ns, error)
         if not pointer:
             pointer = self._persist(args, error, "scatter", timeout_s, request_id)
-        return GroupTransfer(pointer, handle, "scatter", region, request_id, count)
+        if shard is None and not flush:
+            self._spare.append(args)
+        return GroupTransfer(pointer, handle, "scatter", (region, shape[0]), request_id)
 
     def replace(self, member: int, remote: RegionDescriptor | None, *, notify: CounterDescriptor | None = None) -> None:
         """Another region and counter for one member, of the engine that the group has there now.
@@ -181,12 +197,15 @@ class Target:
     def _notify(self, timeout_s: float | None, request_id: object) -> Transfer:
         """A barrier: nothing but notifications."""
         handle = self._handle
-        args = _new(_ARGS, (self._id, NONE, 0, 0, _NULL, _NULL, _NULL))
+        if not self._spare:
+            args = ffi.new("te_scatter_args *", {"target": self._id, "region": NONE})
+            self._spare.append(args)  # and stays there: nothing changes it
+        args = self._spare[0]
         error = thread_state.error
         pointer = _te_scatter(handle.pointer, args, -1 if timeout_s is None else nanoseconds(timeout_s), error)
         if not pointer:
             pointer = self._persist(args, error, "barrier", timeout_s, request_id)
-        return GroupTransfer(pointer, handle, "barrier", None, request_id, self._count)
+        return GroupTransfer(pointer, handle, "barrier", (None, self._count), request_id)
 
     def _persist(self, args: Any, error: Any, operation: str, timeout_s: float | None, request_id: object) -> Any:
         """The first call gave no transfer: goes on if only room was missing, else raises."""
@@ -250,25 +269,26 @@ def scatter_args(handle: EngineHandle, scatter: Scatter, operation: str) -> tupl
     if target._handle is not handle:
         raise ArgumentError(f"{target!r} belongs to another engine", operation=operation)
     target._ensure_open(operation)
-    count = target._count
+    shape = target._shape
     sources, targets = scatter.src_offsets, scatter.dst_offsets
-    from_source = _NULL if sources is None else _int64s(sources, count, "src_offsets")
-    of_length = _int64s(scatter.lengths, count, "lengths")
-    at_target = _NULL if targets is None else _int64s(targets, count, "dst_offsets")
+    from_source = _NULL if sources is None else _int64s(sources, shape, "src_offsets")
+    of_length = _int64s(scatter.lengths, shape, "lengths")
+    at_target = _NULL if targets is None else _int64s(targets, shape, "dst_offsets")
     region: Any = scatter.region
     if type(region) is not Region:
-        region, from_source = _whole(region, from_source, of_length, count)
+        region, from_source = _whole(region, from_source, of_length)
     if region._closed or region._handle is not handle:
         _refuse_region(handle, region, operation)
-    flags, shard = _flags(scatter.flush, scatter.shard), _SHARDS[scatter.shard]
-    args = _new(_ARGS, (target._id, region._id, flags, shard, from_source, of_length, at_target))
+    flags, shard = _flags(scatter.flush, scatter.shard)
+    fields = (target._id, region._id, flags, shard, from_source, of_length, at_target)
+    args = ffi.new("te_scatter_args *", fields)
     return args, region, (from_source, of_length, at_target)
 
 
-def _int64s(values: Any, count: int, name: str) -> Any:
+def _int64s(values: Any, shape: tuple[int], name: str) -> Any:
     """A pointer to that many int64_t, which keeps them alive."""
-    if type(values) is not np.ndarray or values.dtype is not _INT64 or values.shape != (count,):
-        values = _converted(values, count, name)
+    if type(values) is not _NDARRAY or values.dtype is not _INT64 or values.shape != shape:
+        values = _converted(values, shape[0], name)
     try:
         return _from_buffer(_INT64S, values)
     except (ValueError, BufferError):  # strided
@@ -282,7 +302,7 @@ def _converted(values: Any, count: int, name: str) -> Any:
     return np.ascontiguousarray(array, np.int64)
 
 
-def _whole(source: Any, from_source: Any, of_length: Any, count: int) -> tuple[Region, Any]:
+def _whole(source: Any, from_source: Any, of_length: Any) -> tuple[Region, Any]:
     """The region of a slice, and the offsets from the region's start."""
     if isinstance(source, Region):
         return source, from_source
@@ -293,8 +313,8 @@ def _whole(source: Any, from_source: Any, of_length: Any, count: int) -> tuple[R
             hint="use buffer.region, or a range of it" if isinstance(source, Buffer) else None,
         )
     limit = source.length_bytes
-    lengths = _array(of_length, count)
-    offsets = np.zeros(count, np.int64) if from_source is _NULL else _array(from_source, count)
+    lengths = _array(of_length)
+    offsets = np.zeros(len(lengths), np.int64) if from_source is _NULL else _array(from_source)
     wrong = (offsets < 0) | (lengths < 0) | (lengths > limit) | (offsets > limit - lengths)
     if wrong.any():
         member = int(wrong.argmax())
@@ -305,18 +325,19 @@ def _whole(source: Any, from_source: Any, of_length: Any, count: int) -> tuple[R
     return source.region, _from_buffer(_INT64S, offsets + source.offset_bytes)
 
 
-def _array(pointer: Any, count: int) -> np.ndarray[Any, Any]:
-    return np.frombuffer(ffi.buffer(pointer), np.int64) if count else np.empty(0, np.int64)
+def _array(pointer: Any) -> np.ndarray[Any, Any]:
+    return np.frombuffer(ffi.buffer(pointer), np.int64) if len(pointer) else np.empty(0, np.int64)
 
 
-def _flags(flush: object, shard: object) -> int:
+def _flags(flush: object, shard: object) -> tuple[int, int]:
+    """The fields `flags` and `shard` of a te_scatter_args."""
     if flush is not True and flush is not False:
         raise ArgumentTypeError(f"flush must be True or False, not {flush!r}", operation="scatter")
     if shard is not None and not isinstance(shard, str):
         raise ArgumentTypeError(f"shard must be a str or None, not {type(shard).__name__}", operation="scatter")
     if shard not in _SHARDS:
         raise ArgumentError(f"shard must be 'peers', 'bytes' or None, not {shard!r}", operation="scatter")
-    return FLAG_FLUSH if flush else 0
+    return FLAG_FLUSH if flush else 0, _SHARDS[shard]
 
 
 def _refuse_region(handle: EngineHandle, region: Region, operation: str) -> NoReturn:

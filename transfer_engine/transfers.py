@@ -256,30 +256,23 @@ class Transfer:
 
 
 class GroupTransfer(Transfer):
-    """A scatter or barrier: its error names the members that failed."""
+    """A scatter or barrier: its error names the members that failed. It keeps its region and the number of members."""
 
-    __slots__ = ("_failed", "_members")
-
-    def __init__(
-        self, pointer: Any, handle: EngineHandle, operation: str, keep: object, request_id: object, members: int
-    ) -> None:
-        super().__init__(pointer, handle, operation, keep, request_id)
-        self._members = members
-        self._failed = _NONE_FAILED
+    __slots__ = ("_failed",)  # set when it fails
 
     @property
     def failed_members(self) -> Mapping[int, TransferEngineError]:
         """The members whose part failed, each with its error, in the order of failure; empty until it has ended."""
-        self.done()
-        return self._failed
+        return self._failed if self.done() and self._error is not None else _NONE_FAILED
 
     def _explain(self, error: TransferEngineError) -> TransferEngineError:
         failed = self._fetch_failed()
+        self._failed = MappingProxyType(failed)
         if not failed:
             return error
-        self._failed = MappingProxyType(failed)
         note = "" if self.request_id is None else f" (request {self.request_id!r})"
-        return of_members(failed, self._members, self.operation, note)
+        count: int = self._keep[1]  # type: ignore[index]
+        return of_members(failed, count, self.operation, note)
 
     def _fetch_failed(self) -> dict[int, TransferEngineError]:
         count = ffi.new("uint32_t *")

@@ -171,7 +171,7 @@ def test_descriptors_must_belong_to_their_member(crowd: Crowd) -> None:
 
 
 def test_a_barrier_needs_a_list_of_counters(crowd: Crowd) -> None:
-    for wrong in (None, crowd.notify[0], 5, iter(crowd.notify)):
+    for wrong in (None, crowd.notify[0], 5, [1, 2, 3], ["a", "b", "c"]):
         with pytest.raises(te.ArgumentTypeError):
             crowd.group.barrier(notify=wrong)  # type: ignore[arg-type]
     with pytest.raises(te.ArgumentError, match="2 notify for 3 members"):
