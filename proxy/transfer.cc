@@ -110,7 +110,7 @@ void note_member(te_transfer* t, uint32_t member, Status status, int provider_st
   error.nic = nic;
   error.provider_status = provider_status;
   error.peer = peer;
-  error.elapsed_ns = std::max<int64_t>(0, now - t->submitted_ns);
+  error.elapsed_ns = std::max<int64_t>(1, now - t->submitted_ns);  // zero means "never submitted"; `now` may be older
   std::snprintf(error.message, sizeof error.message, "%s", detail);
   (t->last_failed == nullptr ? t->first_failed : t->last_failed->next) = failed;
   t->last_failed = failed;
