@@ -29,6 +29,7 @@ class Nic final : public Effects {
   Nic& operator=(const Nic&) = delete;
 
   const Capabilities& capabilities() const { return capabilities_; }
+  std::string provider_name() const { return "verbs"; }
   NicInfo info() const {
     NicInfo info = description_;
     info.up = up_.load(std::memory_order_relaxed);

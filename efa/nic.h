@@ -38,7 +38,7 @@ class Nic {
   Error register_memory(const MemorySpan& span, MemoryKey* key);
   Error deregister_memory(const MemoryKey& key);
 
-  Error open_path(const te_nic_address& remote, PathId* path);
+  Error open_path(const te_nic_address& remote, uint64_t generation, PathId* path);
   void close_path(PathId path);
   Death death_of(PathId path);
 
