@@ -186,44 +186,6 @@ void Nic::describe_capabilities() {
   c.reports_dead_peer = true;
 }
 
-// --- memory: any thread ----------------------------------------------------------------------------------------------------------
-
-Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
-  const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-  // An empty region has a key, too: one byte that nobody can name, since every range is checked against the length.
-  static uint8_t nothing[1];
-  void* address = span.length == 0 ? nothing : span.address;
-  const uint64_t length = std::max<uint64_t>(span.length, 1);
-  // Relaxed ordering lets bytes of different packets pass each other on PCIe, which is what makes some hosts fast. A completion
-  // entry is written without it, so it still comes after all bytes. The flag is optional by its number: a kernel or
-  // device without it takes the rest (rdma-core's ibv_reg_mr_iova2).
-  ibv_mr* region = nullptr;
-  if (library_.reg_mr_iova2 != nullptr)
-    region = library_.reg_mr_iova2(domain_.get(), address, length, reinterpret_cast<uint64_t>(address),
-                                   static_cast<unsigned>(access) | IBV_ACCESS_RELAXED_ORDERING);
-  if (region == nullptr) region = library_.reg_mr(domain_.get(), address, length, access);
-  if (region == nullptr) {
-    const Error error =
-        fail(format("registering %llu bytes at %p", static_cast<unsigned long long>(span.length), span.address).c_str(),
-             errno);
-    return Error(Status::kRegistration, error.message(), error.provider_status());
-  }
-  key->base = reinterpret_cast<uint64_t>(address);
-  key->remote_key = region->rkey;
-  key->local_key = region->lkey;
-  key->handle = region;
-  return {};
-}
-
-Error Nic::deregister_memory(const MemoryKey& key) {
-  if (key.handle == nullptr) return {};
-  if (const int status = library_.dereg_mr(static_cast<ibv_mr*>(key.handle)); status != 0) {
-    const Error error = fail("ibv_dereg_mr", status);
-    return Error(Status::kRegistration, error.message(), error.provider_status());
-  }
-  return {};
-}
-
 // --- paths -----------------------------------------------------------------------------------------------------------------------
 
 Error Nic::open_path(const te_nic_address& remote, uint64_t generation, PathId* path) {

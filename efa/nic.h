@@ -31,6 +31,7 @@ class Nic {
   NicInfo info() const {
     NicInfo info = description_;
     info.up = up_.load(std::memory_order_relaxed);
+    info.ordering_reason = "left to libfabric's provider";
     return info;
   }
   std::string provider_name() const { return info_->fabric_attr->prov_name; }
@@ -84,6 +85,7 @@ class Nic {
   Error describe_capabilities();
   Error fail(const char* what, int64_t status) const;
 
+  Error check_dmabuf(const MemorySpan& span) const;
   Error open_region(const MemorySpan& span, FidPtr<fid_mr>* out);
   Error insert_address(const te_nic_address& remote, fi_addr_t* handle);
   Error insert_shm(const te_nic_address& remote, Path* path);

@@ -45,7 +45,7 @@ except ImportError as cause:
         f"{cause}. {_why_no_core()}"
     ) from cause
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 OK: int = lib.TE_OK
 AGAIN: int = lib.TE_AGAIN
