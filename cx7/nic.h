@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cx7/limits.h"
 #include "cx7/ports.h"
 #include "cx7/resolver.h"
 #include "cx7/switchboard.h"
@@ -184,10 +185,9 @@ class Nic final : public Effects {
   uint64_t empty_polls_ = 0;                                   // how often the completion queue was found empty
   std::deque<Completion> events_;                              // kPathUp and kPathDown not yet handed out
 
-  uint32_t depth_ = 0;  // of each send queue
+  QueueSizes sizes_;
   uint32_t inline_bytes_ = 0;
   uint32_t receives_posted_ = 0, immediates_missing_ = 0;
-  uint32_t immediate_depth_ = 0;
   int64_t served_ns_ = 0;
   uint32_t polls_since_served_ = 0;
   uint32_t entry_count_ = 0, entry_next_ = 0;  // of entries_: read, and handed out
