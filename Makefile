@@ -20,7 +20,7 @@ loopback_only := TE_NICS=lo
 # A test that hangs is ended and named.
 patience := timeout --signal=ABRT 1200
 # libfabric is not instrumented: ThreadSanitizer cannot see its locks.
-tsan_tests := -tce='*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_*,*cx7_*,*verbs_*'
+tsan_tests := -tce='*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_*,*cx7_*,*verbs_*,*fabric_*'
 # The sanitized builds make the extension, too.
 asan_options := -DTE_SANITIZE=address -DTE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(python)
 tsan_options := -DTE_SANITIZE=thread -DTE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(python)
@@ -100,7 +100,7 @@ define conformance
 	@rm -rf build/$(1)-site build/run/$(1)-report.*; mkdir -p build/$(1)-site/site-packages build/$(1)/standin build/run
 	@cp -r "$$($(python) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"/transfer_engine build/$(1)-site/site-packages/
 	@cp build/$(1)/_core.abi3.so build/$(1)-site/site-packages/transfer_engine/
-	@$(loopback_only) TE_TEST_STANDIN=$(CURDIR)/build/$(1)/libstandin_verbs.so SHOW='[0-9]* passed.*' \
+	@$(loopback_only) $(call standins,$(1)) SHOW='[0-9]* passed.*' \
 	  $(quiet) "test conformance under $(1)" $(patience) env -C build/run \
 	  LD_PRELOAD="$$(g++ -print-file-name=$(2))" PYTHONPATH=$(CURDIR)/build/$(1)-site/site-packages \
 	  $(3):log_path=$(CURDIR)/build/run/$(1)-report $(4) $(CURDIR)/$(python) -m pytest -c $(CURDIR)/pyproject.toml \
@@ -135,16 +135,17 @@ in_run := mkdir -p build/run && cd build/run &&
 plain_pytest := ../../$(python) -m pytest -c ../../pyproject.toml --rootdir ../.. -p no:cacheprovider
 pytest := $(in_run) $(loopback_only) $(plain_pytest)
 ARGS ?=
-# cx7 runs over a stand-in for libibverbs where there is no device. (A wheel without cx7 is built where its headers are missing.)
-standin := $(CURDIR)/build/native/libstandin_verbs.so
-define build_standin
+# cx7 and efa run over stand-ins for their libraries. (A wheel without a transport is built where its headers are missing.)
+# standins(DIRECTORY): where they are, for the tests.
+standins = TE_TEST_STANDIN=$(CURDIR)/build/$(1)/libstandin_verbs.so TE_TEST_STANDIN_FABRIC=$(CURDIR)/build/$(1)/libstandin_fabric.so
+define build_standins
 	@$(quiet) "configure native" cmake -S . -B build/native -G Ninja -DTE_TESTS=ON -DTE_WERROR=ON
-	@$(quiet) "compile the stand-in for libibverbs" cmake --build build/native --target standin_verbs
+	@$(quiet) "compile the stand-ins" cmake --build build/native --target standin_verbs standin_fabric
 	@mkdir -p build/native/standin
 endef
 test-python: .venv/.wheel ## Python tests against the installed wheel; ARGS="-k name" for pytest
-	$(build_standin)
-	@$(in_run) TE_TEST_STANDIN=$(standin) $(loopback_only) $(plain_pytest) -q $(ARGS) ../../tests
+	$(build_standins)
+	@$(in_run) $(call standins,native) $(loopback_only) $(plain_pytest) -q $(ARGS) ../../tests
 
 # An emulated processor is slow: tests have more time, and pytest does without hypothesis, which it would compile each time.
 test-rdma: .venv/.wheel ## tests over Soft-RoCE devices, in an emulated guest; installs QEMU as root; ARGS as above

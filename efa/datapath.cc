@@ -13,7 +13,11 @@ namespace te::efa {
 // used: they give no completion.
 ssize_t Nic::post_one(const WorkRequest& request, Path& path) {
   void* descriptor = reinterpret_cast<void*>(request.local_key);
-  const iovec local{request.local, request.length};
+  iovec local{request.local, request.length};
+  if (descriptor == nullptr && empty_descriptor_ != nullptr && request.length == 0) [[unlikely]] {
+    descriptor = empty_descriptor_;
+    local.iov_base = no_bytes_;
+  }
   switch (request.opcode) {
     case Opcode::kWrite:
     case Opcode::kWriteImmediate: {
@@ -35,7 +39,7 @@ ssize_t Nic::post_one(const WorkRequest& request, Path& path) {
       return fi_writemsg(endpoint_, &message, flags);
     }
     case Opcode::kRead:
-      return fi_read(endpoint_, request.local, request.length, descriptor, path.address, request.remote_address,
+      return fi_read(endpoint_, local.iov_base, request.length, descriptor, path.address, request.remote_address,
                      request.remote_key, request.context);
     case Opcode::kSend: {
       fi_msg message{};

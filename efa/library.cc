@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 
 #include "native/system.h"
@@ -32,16 +33,15 @@ bool bind(void* handle, const char* name, int oldest, Function* out) {
   return *out != nullptr;
 }
 
-Error load(Library* library) {
-  const char* named = std::getenv("TE_LIBFABRIC");
-  const std::string file = named != nullptr && *named != '\0' ? named : "libfabric.so.1";
+// `named`: by TE_LIBFABRIC.
+Error load(const std::string& file, bool named, Library* library) {
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const std::string reason = dlerror();
-    if (named != nullptr && *named != '\0')
-      return Error(
-          Status::kTransportUnavailable,
-          format("TE_LIBFABRIC is set to %s, which cannot be loaded: %s: correct or unset it", named, reason.c_str()));
+    if (named)
+      return Error(Status::kTransportUnavailable,
+                   format("TE_LIBFABRIC is set to %s, which cannot be loaded: %s: correct or unset it", file.c_str(),
+                          reason.c_str()));
     if (reason.rfind(file, 0) != 0 || reason.find("No such file") == std::string::npos)  // it, or what it needs
       return Error(Status::kTransportUnavailable, format("%s cannot be loaded: %s", file.c_str(), reason.c_str()));
     return Error(
@@ -83,18 +83,20 @@ std::string Library::describe(int64_t code) const {
 
 Error load_library(const Library** out) {
   static std::mutex mutex;
-  static Library library;
-  static bool loaded = false;
+  static std::map<std::string, Library> loaded;
   [[maybe_unused]] static const bool held = (hold_across_forks(&mutex), true);
+  const char* variable = std::getenv("TE_LIBFABRIC");
+  const bool named = variable != nullptr && *variable != '\0';
+  const std::string file = named ? variable : "libfabric.so.1";
   const std::lock_guard lock(mutex);
-  if (!loaded) {
+  auto found = loaded.find(file);
+  if (found == loaded.end()) {
     SignalGuard guard;
     Library candidate;
-    if (Error error = load(&candidate)) return error;
-    library = candidate;
-    loaded = true;
+    if (Error error = load(file, named, &candidate)) return error;
+    found = loaded.emplace(file, candidate).first;
   }
-  *out = &library;
+  *out = &found->second;
   return {};
 }
 

@@ -89,6 +89,7 @@ Error Nic::open(const Library& library, Kind kind, Selected selected, const Prov
   if (Error error = nic->read_address()) return error;
   if (Error error = nic->describe_capabilities()) return error;
   if (Error error = nic->open_receives()) return error;
+  if (Error error = nic->open_empty_range()) return error;
   if (kind == Kind::kTcp && options.want_wait_fd && !layered)
     nic->wait_fd_ = find_progress_fd(nic->description_.address);
   if (kind == Kind::kShm) {  // the page also tells who we are, so it is there even if we never sleep
@@ -262,6 +263,15 @@ Error Nic::open_receives() {
   const bool local_keys = (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
   capabilities_.receive_depth = static_cast<uint32_t>(count);
   return ReceivePool::open(library_, objects_, count, capabilities_.max_send_bytes, local_keys, &receives_);
+}
+
+// efa-direct follows the descriptor of every range, whatever its length (libfabric 2.1, source).
+Error Nic::open_empty_range() {
+  if ((info_->domain_attr->mr_mode & FI_MR_LOCAL) == 0) return {};
+  MemoryKey key;
+  if (Error error = register_memory({no_bytes_, sizeof no_bytes_, TE_DEVICE_HOST, 0}, &key)) return error;
+  empty_descriptor_ = reinterpret_cast<void*>(key.local_key);
+  return {};
 }
 
 }  // namespace te::efa

@@ -31,6 +31,7 @@ class Nic {
   NicInfo info() const {
     NicInfo info = description_;
     info.up = up_.load(std::memory_order_relaxed);
+    info.ordering_reason = "left to libfabric's provider";
     return info;
   }
   std::string provider_name() const { return info_->fabric_attr->prov_name; }
@@ -38,7 +39,7 @@ class Nic {
   Error register_memory(const MemorySpan& span, MemoryKey* key);
   Error deregister_memory(const MemoryKey& key);
 
-  Error open_path(const te_nic_address& remote, PathId* path);
+  Error open_path(const te_nic_address& remote, uint64_t generation, PathId* path);
   void close_path(PathId path);
   Death death_of(PathId path);
 
@@ -64,6 +65,13 @@ class Nic {
     ConnectProbe probe;  // tcp
   };
 
+  // Of the address vector. efa has each address once: inserted again it gives the same handle, and the first removal takes it away
+  // from under all paths. So they are counted.
+  struct Known {
+    fi_addr_t address = FI_ADDR_NOTAVAIL;
+    uint32_t paths = 0;
+  };
+
   // shm: an address that was inserted stays, because removing it while the peer still sends ends in SIGSEGV at our next
   // poll (1.17, measured). Names are never used twice, so it can do no harm but fill the table.
   struct ShmPeer {
@@ -81,11 +89,15 @@ class Nic {
   Error try_endpoint(InfoPtr info);
   Error read_address();
   Error open_receives();
+  Error open_empty_range();
   Error describe_capabilities();
   Error fail(const char* what, int64_t status) const;
 
+  Error check_dmabuf(const MemorySpan& span) const;
   Error open_region(const MemorySpan& span, FidPtr<fid_mr>* out);
   Error insert_address(const te_nic_address& remote, fi_addr_t* handle);
+  Error share_address(const te_nic_address& remote, fi_addr_t* handle);
+  void leave_address(const te_nic_address& remote);
   Error insert_shm(const te_nic_address& remote, Path* path);
   void forget_dead_shm_peers();
   std::string_view address_text() const;
@@ -112,6 +124,7 @@ class Nic {
 
   Gate gate_;
   std::mutex memory_mutex_;  // guards objects_.memory
+  std::byte no_bytes_[64]{};
   Objects objects_;
   std::string shm_name_;  // of our endpoint, once it is registered among those of this process
 
@@ -120,13 +133,15 @@ class Nic {
   fid_cq* queue_ = nullptr;     // objects_.queue
   std::vector<Path> paths_;
   std::vector<uint32_t> free_paths_, dirty_;
+  std::map<std::string, Known, std::less<>> known_;  // but for shm
   std::map<std::string, ShmPeer, std::less<>> shm_peers_;
   uint64_t write_flags_ = 0, send_flags_ = 0;
-  bool scratch_is_ours_ = true;  // libfabric does not want the scratch memory: it holds the path
-  bool flush_more_ = false;      // FI_MORE means something to this provider
-  uint32_t in_flight_ = 0;       // towards open paths
-  bool refused_ = false;         // the last post was
-  uint64_t activity_ = 0;        // posts, refusals and completions so far
+  bool scratch_is_ours_ = true;       // libfabric does not want the scratch memory: it holds the path
+  bool flush_more_ = false;           // FI_MORE means something to this provider
+  void* empty_descriptor_ = nullptr;  // FI_MR_LOCAL: of no_bytes_, for ranges of length 0 that have none
+  uint32_t in_flight_ = 0;            // towards open paths
+  bool refused_ = false;              // the last post was
+  uint64_t activity_ = 0;             // posts, refusals and completions so far
   uint64_t seen_activity_ = 0;
   int64_t quiet_since_ns_ = 0;
   uint32_t idle_polls_ = 0;

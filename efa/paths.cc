@@ -10,11 +10,13 @@ namespace {
 // Peers that we have not opened a path to take places too.
 constexpr size_t kMaxShmPeers = 128;
 
+std::string_view text_of(const te_nic_address& address) {
+  return {reinterpret_cast<const char*>(address.bytes), address.length};
+}
+
 }  // namespace
 
-std::string_view Nic::address_text() const {
-  return {reinterpret_cast<const char*>(description_.address.bytes), description_.address.length};
-}
+std::string_view Nic::address_text() const { return text_of(description_.address); }
 
 Error Nic::insert_address(const te_nic_address& remote, fi_addr_t* handle) {
   const Passage passage(gate_);
@@ -22,6 +24,26 @@ Error Nic::insert_address(const te_nic_address& remote, fi_addr_t* handle) {
   if (count == 1) return {};
   return Error(Status::kPeerUnreachable, format("fi_av_insert on NIC %s: %s", description_.name.c_str(),
                                                 library_.describe(count < 0 ? count : FI_EINVAL).c_str()));
+}
+
+Error Nic::share_address(const te_nic_address& remote, fi_addr_t* handle) {
+  Known& known = known_[std::string(text_of(remote))];
+  if (known.paths == 0) {
+    if (Error error = insert_address(remote, &known.address)) {
+      known_.erase(known_.find(text_of(remote)));
+      return error;
+    }
+  }
+  ++known.paths;
+  *handle = known.address;
+  return {};
+}
+
+void Nic::leave_address(const te_nic_address& remote) {
+  const auto found = known_.find(text_of(remote));
+  if (--found->second.paths > 0) return;
+  (void)fi_av_remove(objects_.addresses.get(), &found->second.address, 1, 0);
+  known_.erase(found);
 }
 
 Error Nic::insert_shm(const te_nic_address& remote, Path* path) {
@@ -64,7 +86,9 @@ void Nic::forget_dead_shm_peers() {
   });
 }
 
-Error Nic::open_path(const te_nic_address& remote, PathId* path) {
+// libfabric keeps no connection that could outlive a peer: a restarted one answers under a new process id (tcp), name (shm) or queue
+// pair number (efa), so the generation has nothing to tell.
+Error Nic::open_path(const te_nic_address& remote, uint64_t, PathId* path) {
   if (remote.length == 0 || remote.length > sizeof remote.bytes ||
       (kind_ == Kind::kTcp && remote.length != description_.address.length)) {
     return Error(Status::kPeerUnreachable,
@@ -73,7 +97,7 @@ Error Nic::open_path(const te_nic_address& remote, PathId* path) {
   Path opened;
   opened.open = true;
   opened.remote = remote;
-  if (Error error = kind_ == Kind::kShm ? insert_shm(remote, &opened) : insert_address(remote, &opened.address))
+  if (Error error = kind_ == Kind::kShm ? insert_shm(remote, &opened) : share_address(remote, &opened.address))
     return error;
   if (free_paths_.empty()) {
     free_paths_.push_back(static_cast<uint32_t>(paths_.size()));
@@ -101,7 +125,7 @@ void Nic::close_path(PathId path) {
     }
     slot.bell = nullptr;
   } else {
-    (void)fi_av_remove(objects_.addresses.get(), &slot.address, 1, 0);
+    leave_address(slot.remote);
   }
   if (slot.in_flight == 0) free_paths_.push_back(static_cast<uint32_t>(path));
 }

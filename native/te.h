@@ -177,6 +177,8 @@ typedef struct te_nic_info {
   uint32_t in_flight;
   uint64_t bytes_in_flight;
   uint64_t writes, write_bytes, sends, receives, immediates, reads, errors, busy; /* busy: posts refused for now */
+  uint32_t relaxed_ordering; /* 1: memory is registered so that bytes of a write may pass each other on PCIe */
+  char ordering_reason[64];  /* if not: why */
 } te_nic_info;
 
 enum { TE_PEER_IDLE = 0, TE_PEER_CONNECTING = 1, TE_PEER_CONNECTED = 2, TE_PEER_LOST = 3, TE_PEER_CLOSED = 4 };
@@ -334,6 +336,12 @@ int32_t te_engine_inject(te_engine *engine, const char *command, te_error *error
 /* --- memory ------------------------------------------------------------------------------------------------------------ */
 int32_t te_region_register(te_engine *engine, void *address, uint64_t length, int32_t device_kind, int32_t device_index,
                            te_handle *region, te_error *error);
+/* The same for memory that another driver exports: `fd` is its dma-buf, and the memory begins there at `offset`. Nothing need be mapped at
+ * `address`, by which this side calls it; it lies in its page where `offset` lies in its own. The caller may close `fd`
+ * afterwards. TE_ERR_REGISTRATION says what the transport lacks. */
+int32_t te_region_register_dmabuf(te_engine *engine, void *address, uint64_t length, int32_t device_kind,
+                                  int32_t device_index, int32_t fd, uint64_t offset, te_handle *region,
+                                  te_error *error);
 int32_t te_region_describe(te_engine *engine, te_handle region, te_region_descriptor *descriptor, te_error *error);
 /* Refuses new use at once, revokes the region at every holder, waits until all have drained (or are lost and fenced), deregisters.
  * TE_ERR_TIMEOUT: some holder has not answered; the region stays refused and registered, call again. Idempotent. */

@@ -290,6 +290,15 @@ int32_t te_region_register(te_engine* engine, void* address, uint64_t length, in
     return e.register_region({address, length, device_kind, device_index}, region);
   });
 }
+int32_t te_region_register_dmabuf(te_engine* engine, void* address, uint64_t length, int32_t device_kind,
+                                  int32_t device_index, int32_t fd, uint64_t offset, te_handle* region,
+                                  te_error* error) {
+  return with_engine(engine, {region}, error, [&](Engine& e) {
+    if (fd < 0) return Error(Status::kArgument, te::format("%d is no descriptor of a dma-buf", fd));
+    if (length == 0) return Error(Status::kArgument, "a dma-buf of no bytes cannot be registered");
+    return e.register_region({address, length, device_kind, device_index, fd, offset}, region);
+  });
+}
 int32_t te_region_describe(te_engine* engine, te_handle region, te_region_descriptor* descriptor, te_error* error) {
   return with_engine(engine, {descriptor}, error, [&](Engine& e) { return e.describe_region(region, descriptor); });
 }

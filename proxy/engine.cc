@@ -160,6 +160,7 @@ void Engine::release_provider() {
     for (uint32_t i = 0; i < nic_count_ && !region.deregistered; ++i)
       static_cast<void>(provider_->deregister_memory(i, region.keys[i]).ok());
     region.deregistered = true;
+    region.dmabuf = OwnedDescriptor();
   });
   provider_.reset();
 }
@@ -369,6 +370,8 @@ Error Engine::describe_nic(uint32_t nic, te_nic_info* out) {
   out->address = info.address;
   out->up = info.up;
   copy_text(out->state, sizeof out->state, info.state);
+  out->relaxed_ordering = info.relaxed_ordering;
+  copy_text(out->ordering_reason, sizeof out->ordering_reason, info.ordering_reason);
   out->depth = state.depth;
   out->in_flight = state.in_flight;
   out->bytes_in_flight = state.bytes_in_flight;

@@ -69,7 +69,7 @@ class Engine {
   bool stuck() const { return stuck_; }  // it did not end: see close
   bool forked() const { return fork_generation() != fork_generation_; }
 
-  Error register_region(const MemorySpan& span, te_handle* handle);
+  Error register_region(MemorySpan span, te_handle* handle);
   Error describe_region(te_handle handle, te_region_descriptor* out);
   Error close_region(te_handle handle, int64_t timeout_ns);
   Error remote_region(const te_region_descriptor& descriptor, te_handle* handle);

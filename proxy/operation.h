@@ -116,6 +116,7 @@ struct Operation {
   bool stopped = false;   // nothing more is posted: failed, cancelled or timed out
   bool reported = false;  // the transfer has been told
   bool flush = false;
+  bool templated = false;  // went out as one request from a template: see Worker::complete_member
   bool each_page = false;  // TE_PAGES_EACH applies
   bool has_slot = false;
   bool unknown = false;   // some part's outcome is unknown
@@ -165,7 +166,7 @@ struct Operation {
   void rewind() {
     phase = Phase::kBody;
     queue = Queue::kNone;
-    admitted = planned = stopped = reported = has_slot = unknown = doubtful = false;
+    admitted = planned = stopped = reported = templated = has_slot = unknown = doubtful = false;
     slot_posted = slot_delivered = parts = parts_wanted = 0;
     first_nic = kAnyNic;
     failure = Status::kOk;

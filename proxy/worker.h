@@ -112,6 +112,7 @@ class Worker {
   void flush_member_batches();
   void flush_member_batch(uint32_t nic);
   Operation* undo_member(WorkItem* item);
+  void complete_member(uint32_t nic, WorkItem* item);
   void leave_flight(Flight& flight);
 
   // --- worker_finish.cc

@@ -145,11 +145,8 @@ void Worker::unclaim(Operation* op) {
 }
 
 void Worker::unuse(Peer& peer, RemoteRegion* region, RemoteCounter* counter) {
-  --region->operations;
-  recycle_if_unused(peer, *region, true);
-  if (counter == nullptr) return;
-  --counter->operations;
-  recycle_if_unused(peer, *counter, false);
+  if (--region->operations == 0) recycle_if_unused(peer, *region, true);
+  if (counter != nullptr && --counter->operations == 0) recycle_if_unused(peer, *counter, false);
 }
 
 // What the owner closed is of no use any more: its handle goes, and callers who still have it learn that the region is closed.

@@ -47,6 +47,8 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
   Operation* op = item->operation;
   Peer& peer = *item->peer;
   const bool current = item->session == peer.session.number;
+  if (op->templated && current && c.status == Status::kOk) [[likely]]
+    return complete_member(nic, item);
   if (current) {
     account(peer, item, -1);
     if (c.status == Status::kOk) peer.last_heard_ns.store(now_, std::memory_order_relaxed);

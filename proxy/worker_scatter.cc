@@ -225,7 +225,7 @@ bool Worker::post_member(Flight& flight, uint32_t position, Operation& op) {
   batch.items[batch.count] = item;
 
   active_.push_back(&op);
-  op.admitted = true;
+  op.admitted = op.templated = true;
   op.phase = Phase::kFinal;
   op.in_flight = 1;
   ++op.remote->operations;
@@ -318,11 +318,54 @@ Operation* Worker::undo_member(WorkItem* item) {
   if (item->with_immediate) --item->peer->credits.sent[paired_nic(item->nic, item->peer->address.nic_count)];
   account(*item->peer, item, -1);
   op->phase = Phase::kBody;
+  op->templated = false;
   items_.give_back(item);
   return op;
 }
 
 // --- the end ------------------------------------------------------------------------------------------------------------------------
+
+// What complete_write, advance and finish do, for the case that makes up a healthy scatter: one request, of this session, that ended well.
+void Worker::complete_member(uint32_t nic, WorkItem* item) {
+  Operation& op = *item->operation;
+  Peer& peer = *item->peer;
+  const uint64_t length = item->length;
+  NicState& state = nics_[nic];
+  --state.in_flight;
+  state.bytes_in_flight -= length;
+  --peer.in_flight[nic];
+  peer.bytes_in_flight[nic] -= length;
+  --total_in_flight_;
+  peer.last_heard_ns.store(now_, std::memory_order_relaxed);
+  bump(state.statistics.writes);
+  bump(state.statistics.write_bytes, length);
+  bump(peer.statistics.writes);
+  bump(peer.statistics.write_bytes, length);
+  items_.give_back(item);
+  op.in_flight = 0;
+  te_transfer* transfer = op.transfer;
+  RemoteRegion* remote = op.remote;
+  RemoteCounter* counter = op.counter;
+  if (transfer != nullptr) --remote->in_flight;  // else it was fenced off: see orphan
+  if (counter != nullptr) --counter->in_flight;
+  if (remote->revoke_pending || (counter != nullptr && counter->revoke_pending)) [[unlikely]] {
+    if (remote->revoke_pending && remote->in_flight == 0) acknowledge_revocation(peer, *remote, true);
+    if (counter != nullptr && counter->revoke_pending && counter->in_flight == 0)
+      acknowledge_revocation(peer, *counter, false);
+  }
+  if (op.stopped || transfer == nullptr) [[unlikely]]
+    return advance(&op);
+  op.reported = true;
+  active_.remove(&op);
+  op.admitted = false;
+  unuse(peer, remote, counter);
+  --transfer->undrained;
+  if (--transfer->unfinished == 0) {
+    end_transfer(transfer);
+    settle_quiesced(transfer);
+  }
+  leave_flight(*op.flight);
+}
 
 // An entry has drained, or its turn is over: the last to leave gives the flight back.
 void Worker::leave_flight(Flight& flight) {

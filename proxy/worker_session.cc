@@ -213,6 +213,8 @@ void Worker::take_hello(std::span<const uint8_t> body) {
   if (unknown) return reject(hello.sender, hello.sender_index, hello.sender_token, RejectReason::kFull);
   Peer& peer = *engine_.peer_at(index);
   Session& s = peer.session;
+  // Of a session with ourselves that we have given up since: nobody has its token any more.
+  if (is_self(peer) && hello.sender_token != s.token) return;
   if (s.hello_seen && s.their_token == hello.sender_token) {  // repeated: our answer was late or lost
     s.hello_ack_due = true;
     return schedule(peer);

@@ -62,6 +62,8 @@ def nic(handle: EngineHandle, index: int) -> dict[str, Any]:
         "address": nic_text(info.address),
         "up": bool(info.up),
         "state": _native.text(info.state),
+        "relaxed_ordering": bool(info.relaxed_ordering),
+        "ordering_reason": _native.text(info.ordering_reason),
         **counts,
     }
 

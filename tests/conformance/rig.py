@@ -58,8 +58,21 @@ class Transport:
         }
 
 
+def standin(name: str, transport: str, devices: list[str], environment: dict[str, str]) -> Transport:
+    """A transport whose library is a stand-in, with devices that exist in one process."""
+    return Transport(
+        name,
+        apart=False,
+        faults=False,
+        asked=transport,
+        devices=tuple(devices),
+        environment=tuple(environment.items()),
+    )
+
+
 def on_this_machine() -> list[Transport]:
-    """In a guest with RDMA devices: these. Elsewhere the software fabrics, and cx7 over a stand-in for libibverbs."""
+    """In a guest with RDMA devices: these. Elsewhere the software fabrics, and cx7 and efa over stand-ins for their
+    libraries."""
     if os.environ.get("TE_RDMA_GUEST"):
         # The guest is emulated, and memory that is touched costs it dearly.
         small = {"max_peers": 16, "immediate_window": 64, "nic_depth": 128, "operations": 1024, "max_regions": 4096}
@@ -72,23 +85,17 @@ def on_this_machine() -> list[Transport]:
         Transport("tcp", apart=True, faults=False, nics=("lo",)),
         Transport("shm", apart=True, faults=False),
     ]
+    count = 16
     if library := os.environ.get("TE_TEST_STANDIN"):
-        count = 16
         environment = {
             "TE_LIBIBVERBS": library,
             "TE_RDMA_ROOT": str(Path(library).with_name("standin")),
             "TE_STANDIN_DEVICES": str(count),
         }
-        found.append(
-            Transport(
-                "standin",
-                apart=False,
-                faults=False,
-                asked="cx7",
-                devices=tuple(f"standin{i}" for i in range(count)),
-                environment=tuple(environment.items()),
-            )
-        )
+        found.append(standin("standin", "cx7", [f"standin{i}" for i in range(count)], environment))
+    if library := os.environ.get("TE_TEST_STANDIN_FABRIC"):
+        environment = {"TE_LIBFABRIC": library, "TE_STANDIN_FABRIC": f"devices={count},eagain=0.01"}
+        found.append(standin("standin_efa", "efa", [f"efa{i}" for i in range(count)], environment))
     return found
 
 

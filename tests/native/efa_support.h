@@ -60,9 +60,15 @@ struct Side {
   static ProviderOptions options(const char* transport) {
     ProviderOptions o;
     o.transport = transport;
-    o.nics = {"lo"};
+    o.nics = {o.transport == "efa" ? next_device() : "lo"};
     random_bytes(o.identity, sizeof o.identity);
     return o;
+  }
+
+  // Of the stand-in for libfabric, which main gives 16; no two sides in a row have the same.
+  static std::string next_device() {
+    static uint32_t next = 0;
+    return "efa" + std::to_string(next++ % 16);
   }
 
   explicit Side(const char* transport) : Side(options(transport)) {}
@@ -181,14 +187,17 @@ struct Pair {
 };
 
 inline const char* const kTransports[] = {"tcp", "shm"};
+inline const char* const kLocalTransports[] = {"tcp", "shm", "efa"};  // efa: over the stand-in, in one process
 
 // Every test runs once per transport.
-#define FOR_EACH_TRANSPORT                      \
+#define FOR_EACH_OF(transports)                 \
   const char* transport = nullptr;              \
-  for (const char* each : kTransports) {        \
+  for (const char* each : transports) {         \
     DOCTEST_SUBCASE(each) { transport = each; } \
   }                                             \
   if (transport == nullptr) return;
+#define FOR_EACH_TRANSPORT FOR_EACH_OF(kTransports)
+#define FOR_EACH_LOCAL_TRANSPORT FOR_EACH_OF(kLocalTransports)
 
 // --- two processes: the child serves a region and answers questions ---------------------------------------------------------
 

@@ -77,7 +77,7 @@ inline std::string name_of(int32_t status) { return te_status_name(status); }
                   (why).message);                                                                                \
   } while (false)
 
-// What main gives the stand-in for libibverbs.
+// What main gives each of the stand-ins for libibverbs and libfabric.
 inline constexpr uint32_t kStandinDevices = 16;
 
 // --- transfers ---------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ struct Setup {
   std::string sim;  // options of the simulated fabric
   uint32_t nics = 1;
   std::function<void(te_settings&)> tune;
-  int first_device = -1;  // cx7; -1: any
+  int first_device = -1;  // cx7, efa; -1: any
 
   std::string text() const { return transport + " nics=" + std::to_string(nics) + " " + sim; }
 };
@@ -211,12 +211,13 @@ class Player {
     if (setup.transport == "tcp") settings.nics = "lo";
     if (setup.transport == "sim") settings.nic_count = setup.nics;
     std::string devices;
-    if (setup.transport == "cx7") {  // of the stand-in; no two engines in a row have the same
+    if (setup.transport == "cx7" || setup.transport == "efa") {  // no two engines in a row have the same devices
       static std::atomic<uint32_t> next{0};
       const uint32_t first = setup.first_device >= 0 ? static_cast<uint32_t>(setup.first_device)
                                                      : next.fetch_add(setup.nics, std::memory_order_relaxed);
+      const std::string prefix = setup.transport == "cx7" ? "standin" : "efa";
       for (uint32_t i = 0; i < setup.nics; ++i)
-        devices += (i == 0 ? "standin" : ",standin") + std::to_string((first + i) % kStandinDevices);
+        devices += (i == 0 ? "" : ",") + prefix + std::to_string((first + i) % kStandinDevices);
       settings.nics = devices.c_str();
     }
     settings.core = TE_CORE_NONE;
@@ -440,8 +441,9 @@ inline std::vector<Setup> all_setups() {
   };
   for (const char* transport : {"tcp", "shm"})
     if (usable(transport)) setups.push_back({transport, "", 1, {}});
-  if (usable("cx7"))
-    for (const uint32_t nics : {1u, 3u}) setups.push_back({"cx7", "", nics, {}});
+  for (const char* transport : {"cx7", "efa"})
+    if (usable(transport))
+      for (const uint32_t nics : {1u, 3u}) setups.push_back({transport, "", nics, {}});
   return setups;
 }
 

@@ -1,7 +1,6 @@
 // Faults injected at run time, and what was counted. See tests/verbs/standin.h.
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -10,32 +9,10 @@
 #include "tests/verbs/execution.h"
 #include "tests/verbs/standin.h"
 #include "tests/verbs/sysfs.h"
+#include "tests/verbs/text.h"
 
 namespace standin {
 namespace {
-
-using Words = std::vector<std::string_view>;
-using Numbers = std::vector<uint64_t>;
-
-Words split(std::string_view text) {
-  Words words;
-  while (!text.empty()) {
-    const size_t space = text.find(' ');
-    if (space != 0) words.push_back(text.substr(0, space));
-    text = space == std::string_view::npos ? std::string_view() : text.substr(space + 1);
-  }
-  return words;
-}
-
-// A leading minus wraps round: "-1" is the largest number.
-std::optional<uint64_t> number(std::string_view text) {
-  const bool negative = text.starts_with('-');
-  if (negative) text.remove_prefix(1);
-  uint64_t value = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return negative ? 0 - value : value;
-}
 
 Device* device_at(Fabric& f, uint64_t index) { return index < f.devices.size() ? f.devices[index].get() : nullptr; }
 
