@@ -10,7 +10,6 @@
 namespace te::cx7 {
 namespace {
 
-constexpr uint32_t kIncoming = 128, kOutgoing = 64;
 // In front of every datagram received: the global routing header (InfiniBand 8.3; on RoCEv2 over IPv4 only its last 20 bytes mean something).
 constexpr uint32_t kHeaderBytes = 40;
 // As long as the longest datagram there is, so that a stranger's cannot make a length error.
@@ -23,8 +22,8 @@ Error Nic::open_bootstrap() {
   ibv_qp_init_attr attributes{};
   attributes.qp_type = IBV_QPT_UD;
   attributes.send_cq = attributes.recv_cq = bootstrap_completions_.get();
-  attributes.cap.max_send_wr = kOutgoing;
-  attributes.cap.max_recv_wr = kIncoming;
+  attributes.cap.max_send_wr = sizes_.outgoing;
+  attributes.cap.max_recv_wr = sizes_.incoming;
   attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
   ibv_qp* pair = library_.create_qp(domain_.get(), &attributes);
   if (pair == nullptr) return fail("ibv_create_qp (datagrams)", errno);
@@ -53,21 +52,21 @@ Error Nic::open_bootstrap() {
   if (status = library_.modify_qp(pair, &change, IBV_QP_STATE | IBV_QP_SQ_PSN); status != 0)
     return fail("the datagram queue pair to ready-to-send", status);
 
-  constexpr size_t bytes = size_t{kParcelBytes} * (kIncoming + kOutgoing);
+  const size_t bytes = size_t{kParcelBytes} * (sizes_.incoming + sizes_.outgoing);
   parcel_memory_.reset(new uint8_t[bytes]());
   ibv_mr* registration = library_.reg_mr(domain_.get(), parcel_memory_.get(), bytes, IBV_ACCESS_LOCAL_WRITE);
   if (registration == nullptr) return fail("registering the datagram buffers", errno);
   parcel_registration_ = Owned<ibv_mr>(registration, {library_.dereg_mr});
-  incoming_.resize(kIncoming);
-  outgoing_.resize(kOutgoing);
+  incoming_.resize(sizes_.incoming);
+  outgoing_.resize(sizes_.outgoing);
   uint8_t* data = parcel_memory_.get();
   for (std::vector<Parcel>* parcels : {&incoming_, &outgoing_})
     for (Parcel& parcel : *parcels) {
       parcel.data = data;
       data += kParcelBytes;
     }
-  for (uint32_t i = 0; i < kOutgoing; ++i) free_parcels_.push_back(i);
-  for (uint32_t i = 0; i < kIncoming; ++i)
+  for (uint32_t i = 0; i < sizes_.outgoing; ++i) free_parcels_.push_back(i);
+  for (uint32_t i = 0; i < sizes_.incoming; ++i)
     if (!post_parcel_receive(i)) return fail("posting datagram receives", ENOMEM);
 
   resolver_ = std::make_unique<Resolver>(library_, domain_.get());

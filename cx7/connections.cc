@@ -41,7 +41,7 @@ uint32_t Nic::make_queue(uint8_t kind, uint32_t connection) {
   attributes.qp_type = IBV_QPT_RC;
   attributes.send_cq = attributes.recv_cq = completions_.get();
   attributes.srq = kind == kMessages ? message_receives_.get() : immediate_receives_.get();
-  attributes.cap.max_send_wr = depth_;
+  attributes.cap.max_send_wr = sizes_.sends;
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_inline_data = inline_bytes_;
   ibv_qp* pair = library_.create_qp(domain_.get(), &attributes);
@@ -53,8 +53,8 @@ uint32_t Nic::make_queue(uint8_t kind, uint32_t connection) {
   static_cast<void>(random_bytes(&queue->sequence, sizeof queue->sequence));
   queue->sequence &= 0xFFFFFF;
   queue->connection = connection;
-  queue->depth = depth_ - 1;
-  queue->mask = std::bit_ceil(depth_) - 1;
+  queue->depth = sizes_.sends - 1;
+  queue->mask = std::bit_ceil(sizes_.sends) - 1;
   queue->contexts.reset(new WorkContext*[queue->mask + 1]);
   ibv_qp_attr change{};
   change.qp_state = IBV_QPS_INIT;

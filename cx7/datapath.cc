@@ -107,7 +107,10 @@ uint32_t Nic::build(Queue& queue, uint32_t id, std::span<const WorkRequest> requ
     to.imm_data = htonl(from->immediate);
     to.wr.rdma.remote_addr = from->remote_address;
     to.wr.rdma.rkey = static_cast<uint32_t>(from->remote_key);
-    unsigned flags = length <= inline_bytes && from->opcode != Opcode::kRead ? IBV_SEND_INLINE : 0;
+    // Far memory counts as longer than anything that is copied.
+    unsigned flags = (length | (from->local_key & kFarMemory)) <= inline_bytes && from->opcode != Opcode::kRead
+                         ? IBV_SEND_INLINE
+                         : 0;
     unsignalled_bytes += length;
     if (++unsignalled == kSignalEvery || unsignalled_bytes >= kSignalBytes) {
       flags |= IBV_SEND_SIGNALED;

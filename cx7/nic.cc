@@ -15,10 +15,8 @@
 namespace te::cx7 {
 namespace {
 
-constexpr uint32_t kDefaultDepth = 512;
 constexpr uint64_t kLongestWrite = 1u << 30;
 constexpr uint32_t kSendBytes = 64u << 10;
-constexpr int kBootstrapEntries = 512;
 constexpr uint32_t kMostInline =
     128;  // bytes copied into the work request itself: saves the device a read of host memory
 
@@ -111,32 +109,24 @@ Error Nic::open_device() {
 }
 
 Error Nic::open_queues() {
-  const auto most = [](int limit, uint32_t wanted) {
-    return std::min(static_cast<uint32_t>(std::max(limit, 0)), wanted);
-  };
-  depth_ = most(device_.max_qp_wr, std::bit_ceil(options_.nic_depth == 0 ? kDefaultDepth : options_.nic_depth + 1));
-  if (depth_ < 16) return fail("the device's send queues are too short", EINVAL);
+  if (Error error = fit_queues(description_.name, device_, options_.nic_depth, options_.completion_depth, &sizes_))
+    return error;
   ibv_comp_channel* channel = library_.create_comp_channel(context_.get());
   if (channel == nullptr) return fail("ibv_create_comp_channel", errno);
   channel_ = Owned<ibv_comp_channel>(channel, {library_.destroy_comp_channel});
-  // What the engine wants, or what the device has: the windows that it grants follow (Capabilities::completion_depth).
-  const uint32_t entries = most(device_.max_cqe, std::max(options_.completion_depth, 4 * depth_));
-  ibv_cq* completions = library_.create_cq(context_.get(), static_cast<int>(entries), nullptr, channel, 0);
+  ibv_cq* completions = library_.create_cq(context_.get(), static_cast<int>(sizes_.completions), nullptr, channel, 0);
   if (completions == nullptr) return fail("ibv_create_cq", errno);
   completions_ = Owned<ibv_cq>(completions, {library_.destroy_cq});
-  capabilities_.completion_depth = std::min(entries, static_cast<uint32_t>(completions->cqe));
-  ibv_cq* bootstrap = library_.create_cq(context_.get(), kBootstrapEntries, nullptr, channel, 0);
+  ibv_cq* bootstrap =
+      library_.create_cq(context_.get(), static_cast<int>(sizes_.datagram_entries), nullptr, channel, 0);
   if (bootstrap == nullptr) return fail("ibv_create_cq", errno);
   bootstrap_completions_ = Owned<ibv_cq>(bootstrap, {library_.destroy_cq});
 
   // Receives are shared by all connections, so that their number follows from the credits granted, not from the number of peers.
   // Messages and immediates have a queue each: an immediate takes a receive, but no buffer.
-  const uint32_t share =
-      (capabilities_.completion_depth - std::min(depth_ + 8, capabilities_.completion_depth / 2)) / 2;
-  capabilities_.receive_depth = immediate_depth_ = most(device_.max_srq_wr, share);
   for (Owned<ibv_srq>* queue : {&message_receives_, &immediate_receives_}) {
     ibv_srq_init_attr attributes{};
-    attributes.attr.max_wr = capabilities_.receive_depth;
+    attributes.attr.max_wr = sizes_.receives;
     attributes.attr.max_sge = 1;
     ibv_srq* made = library_.create_srq(domain_.get(), &attributes);
     if (made == nullptr) return fail("ibv_create_srq", errno);
@@ -144,7 +134,7 @@ Error Nic::open_queues() {
   }
   find_inline_bytes();
   prepare_chain();
-  immediates_missing_ = immediate_depth_;
+  immediates_missing_ = sizes_.receives;
   refill_immediates();
   if (immediates_missing_ > 0) return fail("ibv_post_srq_recv", ENOMEM);
   return {};
@@ -157,7 +147,7 @@ void Nic::find_inline_bytes() {
     attributes.qp_type = IBV_QPT_RC;
     attributes.send_cq = attributes.recv_cq = completions_.get();
     attributes.srq = immediate_receives_.get();
-    attributes.cap.max_send_wr = depth_;
+    attributes.cap.max_send_wr = sizes_.sends;
     attributes.cap.max_send_sge = 1;
     attributes.cap.max_inline_data = inline_bytes_;
     ibv_qp* pair = library_.create_qp(domain_.get(), &attributes);
@@ -173,7 +163,9 @@ void Nic::describe_capabilities() {
       std::min<uint64_t>(port_attributes_.max_msg_sz == 0 ? kLongestWrite : port_attributes_.max_msg_sz, kLongestWrite);
   c.max_send_bytes = static_cast<uint32_t>(std::min<uint64_t>(c.max_write_bytes, kSendBytes));
   if (options_.chunk_bytes != 0) c.max_write_bytes = std::min(c.max_write_bytes, options_.chunk_bytes);
-  c.nic_depth = depth_ - 1;
+  c.nic_depth = sizes_.sends - 1;
+  c.receive_depth = sizes_.receives;
+  c.completion_depth = sizes_.granted;
   // InfiniBand 9.7.3: requests of one queue pair are executed in the order of their sequence numbers, and an immediate is reported
   // after the bytes of its own and of all earlier requests. The acknowledgement that completes a write says that the
   // responder has taken it, not that it has reached memory (9.7.5); a read behind it proves that.
@@ -184,44 +176,6 @@ void Nic::describe_capabilities() {
   c.connected_paths = true;
   c.immediate_consumes_receive = true;
   c.reports_dead_peer = true;
-}
-
-// --- memory: any thread ----------------------------------------------------------------------------------------------------------
-
-Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
-  const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-  // An empty region has a key, too: one byte that nobody can name, since every range is checked against the length.
-  static uint8_t nothing[1];
-  void* address = span.length == 0 ? nothing : span.address;
-  const uint64_t length = std::max<uint64_t>(span.length, 1);
-  // Relaxed ordering lets bytes of different packets pass each other on PCIe, which is what makes some hosts fast. A completion
-  // entry is written without it, so it still comes after all bytes. The flag is optional by its number: a kernel or
-  // device without it takes the rest (rdma-core's ibv_reg_mr_iova2).
-  ibv_mr* region = nullptr;
-  if (library_.reg_mr_iova2 != nullptr)
-    region = library_.reg_mr_iova2(domain_.get(), address, length, reinterpret_cast<uint64_t>(address),
-                                   static_cast<unsigned>(access) | IBV_ACCESS_RELAXED_ORDERING);
-  if (region == nullptr) region = library_.reg_mr(domain_.get(), address, length, access);
-  if (region == nullptr) {
-    const Error error =
-        fail(format("registering %llu bytes at %p", static_cast<unsigned long long>(span.length), span.address).c_str(),
-             errno);
-    return Error(Status::kRegistration, error.message(), error.provider_status());
-  }
-  key->base = reinterpret_cast<uint64_t>(address);
-  key->remote_key = region->rkey;
-  key->local_key = region->lkey;
-  key->handle = region;
-  return {};
-}
-
-Error Nic::deregister_memory(const MemoryKey& key) {
-  if (key.handle == nullptr) return {};
-  if (const int status = library_.dereg_mr(static_cast<ibv_mr*>(key.handle)); status != 0) {
-    const Error error = fail("ibv_dereg_mr", status);
-    return Error(Status::kRegistration, error.message(), error.provider_status());
-  }
-  return {};
 }
 
 // --- paths -----------------------------------------------------------------------------------------------------------------------

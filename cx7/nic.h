@@ -1,5 +1,5 @@
 // One port of one RDMA device: protection domain, completion queues, shared receive queues, the bootstrap queue pair, and two
-// reliable queue pairs per connection. nic.cc sets it up and takes it down, connections.cc makes and binds queue pairs,
+// reliable queue pairs per connection. nic.cc sets it up and takes it down, memory.cc registers memory, connections.cc makes and binds queue pairs,
 // bootstrap.cc carries the handshake's datagrams, datapath.cc posts and polls, events.cc sleeps and hears asynchronous events.
 //
 // register_memory and deregister_memory run in any thread; all else in the worker's.
@@ -10,9 +10,11 @@
 #ifdef TE_HAVE_VERBS
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <unordered_map>
 #include <vector>
 
+#include "cx7/limits.h"
 #include "cx7/ports.h"
 #include "cx7/resolver.h"
 #include "cx7/switchboard.h"
@@ -29,10 +31,12 @@ class Nic final : public Effects {
   Nic& operator=(const Nic&) = delete;
 
   const Capabilities& capabilities() const { return capabilities_; }
+  std::string provider_name() const { return "verbs"; }
   NicInfo info() const {
     NicInfo info = description_;
     info.up = up_.load(std::memory_order_relaxed);
     info.state = state_.load(std::memory_order_relaxed);
+    describe_ordering(&info);
     return info;
   }
 
@@ -53,6 +57,9 @@ class Nic final : public Effects {
  private:
   static constexpr uint32_t kBatch = 32;
   static constexpr uint32_t kNone = ~0u;
+  // In MemoryKey::local_key, above the device's 32 bits: this processor cannot be relied on to read the memory, so nothing of it
+  // may be copied into a work request.
+  static constexpr uint64_t kFarMemory = uint64_t{1} << 32;
 
   // The send queue of a reliable queue pair. Work requests of one queue complete in the order posted, so only some are signalled: the
   // completion of one ends all before it. Positions only grow; `contexts` is indexed by position & mask.
@@ -93,6 +100,12 @@ class Nic final : public Effects {
   Error open_bootstrap();
   void describe_capabilities();
   Error fail(const char* what, int code) const;
+
+  // memory.cc
+  ibv_mr* register_relaxed(const std::function<ibv_mr*(int)>& attempt);
+  void describe_ordering(NicInfo* info) const;
+  Error check_dmabuf(const MemorySpan& span) const;
+  Error registration_failed(const MemorySpan& span, int code) const;
 
   // connections.cc: Effects
   bool make(uint32_t connection, QueuePairs* ours) override;
@@ -142,6 +155,8 @@ class Nic final : public Effects {
   Capabilities capabilities_;
   std::atomic<bool> up_{true};
   std::atomic<const char*> state_{""};
+  std::atomic<int> relaxed_refusal_{
+      0};               // errno with which relaxed ordering was refused; -1: the library cannot ask for it
   bool fatal_ = false;  // the device, or a queue that all connections share, is lost for good
   ibv_device_attr device_{};
   ibv_port_attr port_attributes_{};
@@ -170,10 +185,9 @@ class Nic final : public Effects {
   uint64_t empty_polls_ = 0;                                   // how often the completion queue was found empty
   std::deque<Completion> events_;                              // kPathUp and kPathDown not yet handed out
 
-  uint32_t depth_ = 0;  // of each send queue
+  QueueSizes sizes_;
   uint32_t inline_bytes_ = 0;
   uint32_t receives_posted_ = 0, immediates_missing_ = 0;
-  uint32_t immediate_depth_ = 0;
   int64_t served_ns_ = 0;
   uint32_t polls_since_served_ = 0;
   uint32_t entry_count_ = 0, entry_next_ = 0;  // of entries_: read, and handed out

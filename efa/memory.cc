@@ -23,13 +23,15 @@ Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
   const auto begin = reinterpret_cast<uintptr_t>(span.address);
   if (span.length == 0 || span.address == nullptr) return refuse(span, EINVAL, "the range is empty");
   if (begin + span.length < begin) return refuse(span, ERANGE, "the range wraps around");
-  const bool device = span.device_kind != TE_DEVICE_HOST;
+  const bool device = span.device_kind != TE_DEVICE_HOST && span.dmabuf_fd < 0;
   if (device && !capabilities_.device_memory) {
     return refuse(
         span, EOPNOTSUPP,
         format("%s on NIC %s cannot reach GPU memory", info_->fabric_attr->prov_name, description_.name.c_str()));
   }
-  if (kind_ != Kind::kEfa) {
+  if (span.dmabuf_fd >= 0) {
+    if (Error error = check_dmabuf(span)) return error;
+  } else if (kind_ != Kind::kEfa) {
     if (Error error = check_mapped(span)) return error;
   }
   FidPtr<fid_mr> region;
@@ -46,6 +48,24 @@ Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
   return {};
 }
 
+// What is missing is said here: libfabric before 1.20 would take the descriptor's structure for an address.
+Error Nic::check_dmabuf(const MemorySpan& span) const {
+  if (kind_ != Kind::kEfa)
+    return refuse(span, EOPNOTSUPP,
+                  format("%s on NIC %s cannot reach memory through a dma-buf", info_->fabric_attr->prov_name,
+                         description_.name.c_str()));
+#ifdef FI_MR_DMABUF
+  if (FI_VERSION_LT(library_.version, FI_VERSION(1, 20)))
+    return refuse(span, EOPNOTSUPP,
+                  format("a dma-buf needs libfabric 1.20 or newer, this is %s", library_.name.c_str()));
+  if (reinterpret_cast<uintptr_t>(span.address) < span.dmabuf_offset)
+    return refuse(span, EINVAL, "its address is below its offset in the dma-buf");
+  return {};
+#else
+  return refuse(span, EOPNOTSUPP, "built with headers of a libfabric older than 1.20, which knows no dma-buf");
+#endif
+}
+
 Error Nic::open_region(const MemorySpan& span, FidPtr<fid_mr>* out) {
   const auto mode = static_cast<uint64_t>(info_->domain_attr->mr_mode);
   const size_t key_bytes = info_->domain_attr->mr_key_size;
@@ -57,6 +77,19 @@ Error Nic::open_region(const MemorySpan& span, FidPtr<fid_mr>* out) {
   attributes.access = kAccess;
   attributes.iface = span.device_kind != TE_DEVICE_HOST ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
   if (attributes.iface == FI_HMEM_CUDA) attributes.device.cuda = span.device_index;
+  uint64_t flags = 0;
+#ifdef FI_MR_DMABUF
+  fi_mr_dmabuf buffer{};
+  if (span.dmabuf_fd >= 0) {
+    buffer.fd = span.dmabuf_fd;
+    buffer.offset = span.dmabuf_offset;
+    buffer.len = span.length;
+    // Where the buffer begins; the region then has address base + offset.
+    buffer.base_addr = static_cast<uint8_t*>(span.address) - span.dmabuf_offset;
+    attributes.dmabuf = &buffer;
+    flags = FI_MR_DMABUF;
+  }
+#endif
   fid_mr* memory = nullptr;
   int status = 0;
   // Own keys are random: a key is a capability, and a stale one must not hit another region. Two may collide, then the
@@ -67,7 +100,7 @@ Error Nic::open_region(const MemorySpan& span, FidPtr<fid_mr>* out) {
         return refuse(span, EIO, "no random bytes from the kernel");
       attributes.requested_key &= key_mask;
     }
-    status = fi_mr_regattr(objects_.domain.get(), &attributes, 0, &memory);
+    status = fi_mr_regattr(objects_.domain.get(), &attributes, flags, &memory);
     if (status != -FI_ENOKEY || (mode & FI_MR_PROV_KEY) != 0) break;
   }
   if (status != 0)

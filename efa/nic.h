@@ -31,6 +31,7 @@ class Nic {
   NicInfo info() const {
     NicInfo info = description_;
     info.up = up_.load(std::memory_order_relaxed);
+    info.ordering_reason = "left to libfabric's provider";
     return info;
   }
   std::string provider_name() const { return info_->fabric_attr->prov_name; }
@@ -38,7 +39,7 @@ class Nic {
   Error register_memory(const MemorySpan& span, MemoryKey* key);
   Error deregister_memory(const MemoryKey& key);
 
-  Error open_path(const te_nic_address& remote, PathId* path);
+  Error open_path(const te_nic_address& remote, uint64_t generation, PathId* path);
   void close_path(PathId path);
   Death death_of(PathId path);
 
@@ -92,6 +93,7 @@ class Nic {
   Error describe_capabilities();
   Error fail(const char* what, int64_t status) const;
 
+  Error check_dmabuf(const MemorySpan& span) const;
   Error open_region(const MemorySpan& span, FidPtr<fid_mr>* out);
   Error insert_address(const te_nic_address& remote, fi_addr_t* handle);
   Error share_address(const te_nic_address& remote, fi_addr_t* handle);

@@ -86,7 +86,9 @@ void Nic::forget_dead_shm_peers() {
   });
 }
 
-Error Nic::open_path(const te_nic_address& remote, PathId* path) {
+// libfabric keeps no connection that could outlive a peer: a restarted one answers under a new process id (tcp), name (shm) or queue
+// pair number (efa), so the generation has nothing to tell.
+Error Nic::open_path(const te_nic_address& remote, uint64_t, PathId* path) {
   if (remote.length == 0 || remote.length > sizeof remote.bytes ||
       (kind_ == Kind::kTcp && remote.length != description_.address.length)) {
     return Error(Status::kPeerUnreachable,

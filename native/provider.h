@@ -53,6 +53,10 @@ struct MemorySpan {
   uint64_t length = 0;
   int32_t device_kind = TE_DEVICE_HOST;
   int32_t device_index = 0;
+  // Memory that another driver has exported: it begins at this offset of the dma-buf. `address` is what work requests of this side call it
+  // by; nothing need be mapped there. The descriptor is only needed during the call.
+  int32_t dmabuf_fd = -1;
+  uint64_t dmabuf_offset = 0;
 };
 
 // Scratch memory that must stay put while one work request is in flight. 64 bytes is the size of libfabric's
@@ -115,7 +119,9 @@ struct NicInfo {
   std::string name;  // interface or device
   te_nic_address address{};
   bool up = true;
-  const char* state = "";  // in words, where there is more to say; a text that stays
+  const char* state = "";         // in words, where there is more to say; a text that stays
+  bool relaxed_ordering = false;  // memory is registered so that bytes of a write may pass each other on PCIe
+  std::string ordering_reason;    // if not: why
 };
 
 // How to open a provider: a copy of the settings that concern it.

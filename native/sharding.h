@@ -7,7 +7,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 namespace te {
 
@@ -46,6 +49,31 @@ constexpr uint64_t chunk_count(uint64_t length, uint64_t max_chunk) {
 constexpr Range chunk_range(uint64_t length, uint64_t max_chunk, uint64_t index) {
   const uint64_t offset = index * max_chunk;
   return {offset, std::min(max_chunk, length - std::min(length, offset))};
+}
+
+// --- scatters -------------------------------------------------------------------------------------------------------------------
+//
+// Which NIC. A scatter deals its members out to NICs in rotation: the one at position o of the order of posting goes over NIC
+// (o + r) mod k, where r counts the scatters of that target. So the sender's NICs are within one work request of each other. So are
+// the receiver's, over all senders of the group: NIC i talks to NIC i, and the sender that is d places before the receiver has it at
+// position d - 1; over the senders d takes each value from 1 to n once, hence d - 1 mod k all values equally often, but for one.
+// (Dealt out in list order instead, a receiver would have the same position with every sender, and get all on one NIC.)
+// The same order keeps senders apart: at each step no two of them write to the same receiver.
+//
+// Cut. A member whose bytes are more than 5/4 of an even share of the scatter (all bytes / k) is cut over all k NICs, in parts
+// of at least shard_bytes; there are fewer than k of them. All others go whole. Parts go on with the rotation.
+
+// Identity and generation of an engine, as bytes that compare.
+using GroupKey = std::array<uint8_t, 24>;
+
+// [position] -> member. The members form a ring, in the order given if our own place in it is known, else (`place` below 0) in the order
+// of their keys, which all engines see alike, whether or not they count themselves in. We start behind our own place, and come last.
+std::vector<uint32_t> posting_order(std::span<const GroupKey> members, const GroupKey& own, int32_t place);
+
+// Lengths above this are cut.
+constexpr uint64_t cut_above(uint64_t total, uint32_t nics) {
+  const uint64_t share = total / std::max(nics, 1u);
+  return share + share / 4;
 }
 
 // Which NIC of a peer with `remote_nics` NICs our NIC `nic` talks to.

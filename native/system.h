@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 namespace te {
 
@@ -25,6 +26,28 @@ inline int64_t now_ns() {
 inline int64_t deadline_after(int64_t now, int64_t timeout_ns) {
   return timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
 }
+
+// A number that one thread changes and any thread may read: no locked instruction.
+template <typename T>
+class Published {
+ public:
+  Published() = default;
+  Published(const Published& other) : value_(other.get()) {}
+  Published& operator=(const Published& other) { return *this = other.get(); }
+  Published& operator=(T value) {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  T get() const { return value_.load(std::memory_order_relaxed); }
+  operator T() const { return get(); }
+  Published& operator+=(T by) { return *this = get() + by; }
+  Published& operator-=(T by) { return *this = get() - by; }
+  Published& operator++() { return *this += 1; }
+  Published& operator--() { return *this -= 1; }
+
+ private:
+  std::atomic<T> value_{0};
+};
 
 inline void cpu_relax() {
 #if defined(__x86_64__)
@@ -61,6 +84,25 @@ inline bool random_bytes(void* out, size_t length) {
   }
   return true;
 }
+
+// Owns a file descriptor.
+class OwnedDescriptor {
+ public:
+  OwnedDescriptor() = default;
+  explicit OwnedDescriptor(int fd) : fd_(fd) {}
+  OwnedDescriptor(OwnedDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  OwnedDescriptor& operator=(OwnedDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~OwnedDescriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int fd() const { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
 
 // Sleeps while *word == expected, until a wake or the time-out. Spurious returns are allowed: callers loop.
 inline void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns) {

@@ -20,7 +20,7 @@ extern "C" {
 /* BEGIN CDEF */
 
 enum {
-  TE_ABI_VERSION = 3,
+  TE_ABI_VERSION = 4,
   TE_MAX_NICS = 16,
   TE_NIC_ADDRESS_BYTES = 96,  /* the longest provider address that is carried */
   TE_ADDRESS_BYTES = 2048,    /* an upper bound of an encoded address */
@@ -54,7 +54,7 @@ typedef enum te_status {
 
 typedef struct te_engine te_engine;
 typedef uint64_t
-    te_handle; /* of a region, counter, remote region or remote counter; never given out twice by an engine */
+    te_handle; /* of a region, counter, remote region, remote counter, target or prepared transfer; never given out twice by an engine */
 typedef struct te_transfer
     te_transfer; /* the outcome of one operation; owned by the caller until te_transfer_release */
 
@@ -116,6 +116,8 @@ typedef struct te_settings {
   uint32_t max_counters;
   uint16_t port_low, port_high; /* listening ports to use; 0, 0: any */
   uint32_t bursts;              /* work requests posted towards one peer before others get their turn */
+  uint64_t peer_window_bytes;   /* in flight per NIC and peer; one work request may reach over it */
+  uint64_t nic_window_bytes;    /* in flight per NIC */
   te_rdma_settings rdma;
 } te_settings;
 
@@ -173,7 +175,10 @@ typedef struct te_nic_info {
   char state[64]; /* in words, where there is more to say than `up`: "port down" */
   uint32_t depth; /* work requests that may be in flight */
   uint32_t in_flight;
+  uint64_t bytes_in_flight;
   uint64_t writes, write_bytes, sends, receives, immediates, reads, errors, busy; /* busy: posts refused for now */
+  uint32_t relaxed_ordering; /* 1: memory is registered so that bytes of a write may pass each other on PCIe */
+  char ordering_reason[64];  /* if not: why */
 } te_nic_info;
 
 enum { TE_PEER_IDLE = 0, TE_PEER_CONNECTING = 1, TE_PEER_CONNECTED = 2, TE_PEER_LOST = 3, TE_PEER_CLOSED = 4 };
@@ -183,6 +188,9 @@ typedef struct te_peer_info {
   uint32_t state;      /* TE_PEER_* */
   uint32_t operations; /* submitted and unfinished */
   uint32_t in_flight;  /* work requests */
+  uint64_t bytes_in_flight;
+  uint32_t immediates_in_flight; /* sent over any NIC and, as far as the peer has said, not polled there */
+  uint32_t immediate_window;     /* that the peer grants for each of its NICs */
   uint64_t writes, write_bytes, messages_sent, messages_received, immediates_received, errors;
   int64_t silence_ns; /* since the last sign of life */
 } te_peer_info;
@@ -238,6 +246,35 @@ typedef struct te_batch_entry {
   te_write_args write;
   te_page_args pages;
 } te_batch_entry;
+
+/* One member of a target: where its part of a scatter goes, and the counter that then rises by one. */
+typedef struct te_target_member {
+  int32_t peer;      /* from te_peer; read only where `remote` is TE_NONE */
+  te_handle remote;  /* from te_remote_region; TE_NONE: this member is only notified */
+  te_handle counter; /* from te_remote_counter; TE_NONE: no notification */
+} te_target_member;
+
+/* How a scatter is spread over the NICs: see native/sharding.h. */
+enum { TE_SHARD_AUTO = 0, TE_SHARD_PEERS = 1, TE_SHARD_BYTES = 2 };
+
+/* Member i gets lengths[i] bytes from source_offsets[i] of `region` at target_offsets[i] of its remote region. Arrays have an
+ * entry for each member and are read during the call only; NULL: zeros. */
+typedef struct te_scatter_args {
+  te_handle target;
+  te_handle region; /* TE_NONE: nothing but notifications, which is a barrier */
+  uint32_t flags;   /* TE_FLAG_* */
+  uint32_t shard;   /* TE_SHARD_* */
+  const int64_t *source_offsets, *lengths, *target_offsets;
+} te_scatter_args;
+
+/* When a transfer came by: nanoseconds of CLOCK_MONOTONIC, 0 where it has not (yet). The middle three are kept for scatters only. */
+typedef struct te_times {
+  int64_t submitted_ns;
+  int64_t taken_ns;      /* by the worker */
+  int64_t first_post_ns; /* the first work request was with the provider */
+  int64_t posted_ns;     /* every member had its turn; those without room were left waiting */
+  int64_t finished_ns;
+} te_times;
 
 /* --- library -------------------------------------------------------------------------------------------------------- */
 int32_t te_abi_version(void);
@@ -299,6 +336,12 @@ int32_t te_engine_inject(te_engine *engine, const char *command, te_error *error
 /* --- memory ------------------------------------------------------------------------------------------------------------ */
 int32_t te_region_register(te_engine *engine, void *address, uint64_t length, int32_t device_kind, int32_t device_index,
                            te_handle *region, te_error *error);
+/* The same for memory that another driver exports: `fd` is its dma-buf, and the memory begins there at `offset`. Nothing need be mapped at
+ * `address`, by which this side calls it; it lies in its page where `offset` lies in its own. The caller may close `fd`
+ * afterwards. TE_ERR_REGISTRATION says what the transport lacks. */
+int32_t te_region_register_dmabuf(te_engine *engine, void *address, uint64_t length, int32_t device_kind,
+                                  int32_t device_index, int32_t fd, uint64_t offset, te_handle *region,
+                                  te_error *error);
 int32_t te_region_describe(te_engine *engine, te_handle region, te_region_descriptor *descriptor, te_error *error);
 /* Refuses new use at once, revokes the region at every holder, waits until all have drained (or are lost and fenced), deregisters.
  * TE_ERR_TIMEOUT: some holder has not answered; the region stays refused and registered, call again. Idempotent. */
@@ -341,6 +384,32 @@ te_transfer *te_write_batch(te_engine *engine, const te_batch_entry *entries, ui
                             te_error *error);
 te_transfer *te_send(te_engine *engine, int32_t peer, const void *data, uint64_t length, int64_t timeout_ns,
                      te_error *error);
+
+/* --- peer groups: a target holds what is constant in writes to many peers; a scatter is one command and one transfer. A place is the
+ * caller's own among the members, which decides whom it writes to first and over which NIC; -1: found by the identities of all,
+ * which is right wherever the same engines form the group, whether each counts itself in or not. --- */
+int32_t te_target_open(te_engine *engine, const te_target_member *members, uint32_t count, int32_t place,
+                       te_handle *target, te_error *error);
+/* For scatters that start from now on. `value` NULL: the member is missing, and its part fails. */
+int32_t te_target_replace(te_engine *engine, te_handle target, uint32_t member, const te_target_member *value,
+                          te_error *error);
+/* Scatters under way go on. Idempotent. */
+int32_t te_target_close(te_engine *engine, te_handle target, te_error *error);
+te_transfer *te_scatter(te_engine *engine, const te_scatter_args *scatter, int64_t timeout_ns, te_error *error);
+/* TE_AGAIN, with only the first time, while the transfer is under way. */
+int32_t te_transfer_times(te_transfer *transfer, te_times *times);
+/* The members whose part failed, each with its error, in the order of failure. `count` is how many there are, also when only `capacity` fit.
+ * TE_AGAIN while the transfer is under way. */
+int32_t te_transfer_failed_members(te_transfer *transfer, uint32_t *members, te_error *errors, uint32_t capacity,
+                                   uint32_t *count);
+
+/* --- prepared transfers: checked and copied once, posted many times, from any thread. What they name must be open at each post. --- */
+int32_t te_prepare_write(te_engine *engine, const te_write_args *write, te_handle *prepared, te_error *error);
+int32_t te_prepare_pages(te_engine *engine, const te_page_args *pages, te_handle *prepared, te_error *error);
+int32_t te_prepare_scatter(te_engine *engine, const te_scatter_args *scatter, te_handle *prepared, te_error *error);
+te_transfer *te_post(te_engine *engine, te_handle prepared, int64_t timeout_ns, te_error *error);
+/* Transfers under way go on. Idempotent. */
+int32_t te_prepared_close(te_engine *engine, te_handle prepared, te_error *error);
 
 /* TE_OK once ended (see te_transfer_result), TE_AGAIN after timeout_ns. Spins briefly, then sleeps. */
 int32_t te_transfer_wait(te_transfer *transfer, int64_t timeout_ns);

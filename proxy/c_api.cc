@@ -111,6 +111,9 @@ uint64_t te_struct_bytes(const char* name) {
       {"te_write_args", sizeof(te_write_args)},
       {"te_page_args", sizeof(te_page_args)},
       {"te_batch_entry", sizeof(te_batch_entry)},
+      {"te_target_member", sizeof(te_target_member)},
+      {"te_scatter_args", sizeof(te_scatter_args)},
+      {"te_times", sizeof(te_times)},
       {"te_rdma_settings", sizeof(te_rdma_settings)},
       {"te_rdma_port", sizeof(te_rdma_port)},
   };
@@ -144,6 +147,10 @@ void te_settings_defaults(te_settings* settings) {
   settings->max_regions = 1u << 16;
   settings->max_counters = 1u << 16;
   settings->bursts = 64;
+  // Several times what any NIC needs to be busy (50 GB/s for 100 us are 5 MB), and little enough that messages, which queue
+  // behind it on a stream such as TCP's, are not late signs of life.
+  settings->peer_window_bytes = 32u << 20;
+  settings->nic_window_bytes = 256u << 20;
   settings->rdma.gid_index = -1;
   settings->rdma.ack_timeout = 15;  // 134 to 537 ms
   settings->rdma.retry_count = 7;
@@ -283,6 +290,15 @@ int32_t te_region_register(te_engine* engine, void* address, uint64_t length, in
     return e.register_region({address, length, device_kind, device_index}, region);
   });
 }
+int32_t te_region_register_dmabuf(te_engine* engine, void* address, uint64_t length, int32_t device_kind,
+                                  int32_t device_index, int32_t fd, uint64_t offset, te_handle* region,
+                                  te_error* error) {
+  return with_engine(engine, {region}, error, [&](Engine& e) {
+    if (fd < 0) return Error(Status::kArgument, te::format("%d is no descriptor of a dma-buf", fd));
+    if (length == 0) return Error(Status::kArgument, "a dma-buf of no bytes cannot be registered");
+    return e.register_region({address, length, device_kind, device_index, fd, offset}, region);
+  });
+}
 int32_t te_region_describe(te_engine* engine, te_handle region, te_region_descriptor* descriptor, te_error* error) {
   return with_engine(engine, {descriptor}, error, [&](Engine& e) { return e.describe_region(region, descriptor); });
 }
@@ -385,6 +401,61 @@ te_transfer* te_send(te_engine* engine, int32_t peer, const void* data, uint64_t
                      te_error* error) {
   return transfer_from(engine, {length > 0 ? data : engine}, error,
                        [&](Engine& e, Error* why) { return e.send(peer, data, length, timeout_ns, why); });
+}
+
+// --- peer groups and prepared transfers
+
+int32_t te_target_open(te_engine* engine, const te_target_member* members, uint32_t count, int32_t place,
+                       te_handle* target, te_error* error) {
+  return with_engine(engine, {target, count > 0 ? static_cast<const void*>(members) : engine}, error,
+                     [&](Engine& e) { return e.open_target(std::span(members, count), place, target); });
+}
+int32_t te_target_replace(te_engine* engine, te_handle target, uint32_t member, const te_target_member* value,
+                          te_error* error) {
+  return with_engine(engine, {}, error, [&](Engine& e) { return e.replace_member(target, member, value); });
+}
+int32_t te_target_close(te_engine* engine, te_handle target, te_error* error) {
+  return with_engine(engine, {}, error, [&](Engine& e) { return e.close_target(target); });
+}
+te_transfer* te_scatter(te_engine* engine, const te_scatter_args* scatter, int64_t timeout_ns, te_error* error) {
+  return transfer_from(engine, {scatter}, error,
+                       [&](Engine& e, Error* why) { return e.scatter(*scatter, timeout_ns, why); });
+}
+int32_t te_transfer_failed_members(te_transfer* transfer, uint32_t* members, te_error* errors, uint32_t capacity,
+                                   uint32_t* count) {
+  if (!transfer->ended()) return TE_AGAIN;
+  *count = 0;
+  for (const auto* failed = transfer->first_failed; failed != nullptr; failed = failed->next, ++*count) {
+    if (*count >= capacity) continue;
+    members[*count] = failed->member;
+    errors[*count] = failed->error;
+  }
+  return TE_OK;
+}
+int32_t te_transfer_times(te_transfer* transfer, te_times* times) {
+  const bool ended = transfer->ended();  // what the worker writes is read only then
+  *times = te_times{transfer->submitted_ns, 0, 0, 0, 0};
+  if (!ended) return TE_AGAIN;
+  *times = {transfer->submitted_ns, transfer->taken_ns, transfer->first_post_ns, transfer->posted_ns,
+            transfer->finished_ns};
+  return TE_OK;
+}
+
+int32_t te_prepare_write(te_engine* engine, const te_write_args* write, te_handle* prepared, te_error* error) {
+  return with_engine(engine, {write, prepared}, error, [&](Engine& e) { return e.prepare_write(*write, prepared); });
+}
+int32_t te_prepare_pages(te_engine* engine, const te_page_args* pages, te_handle* prepared, te_error* error) {
+  return with_engine(engine, {pages, prepared}, error, [&](Engine& e) { return e.prepare_pages(*pages, prepared); });
+}
+int32_t te_prepare_scatter(te_engine* engine, const te_scatter_args* scatter, te_handle* prepared, te_error* error) {
+  return with_engine(engine, {scatter, prepared}, error,
+                     [&](Engine& e) { return e.prepare_scatter(*scatter, prepared); });
+}
+te_transfer* te_post(te_engine* engine, te_handle prepared, int64_t timeout_ns, te_error* error) {
+  return transfer_from(engine, {}, error, [&](Engine& e, Error* why) { return e.post(prepared, timeout_ns, why); });
+}
+int32_t te_prepared_close(te_engine* engine, te_handle prepared, te_error* error) {
+  return with_engine(engine, {}, error, [&](Engine& e) { return e.close_prepared(prepared); });
 }
 
 int32_t te_transfer_wait(te_transfer* transfer, int64_t timeout_ns) {

@@ -54,7 +54,7 @@ std::string peer_key(const uint8_t* identity, uint64_t generation) {
 Engine::Engine(const te_settings& settings)
     : settings_(settings),
       fork_generation_(te::fork_generation()),
-      regions_(settings.max_regions),
+      regions_(settings.max_regions + 1),  // kNoticeSerial
       counters_(settings.max_counters),
       remote_regions_(settings.max_regions),
       remote_counters_(settings.max_counters),
@@ -130,7 +130,10 @@ Error Engine::start() {
   peers_.reset(new std::atomic<Peer*>[peer_capacity_]);
   for (uint32_t i = 0; i < peer_capacity_; ++i) peers_[i].store(nullptr, std::memory_order_relaxed);
   worker_ = std::make_unique<Worker>(this);
-  return worker_->start();
+  if (Error e = worker_->start()) return e;
+  if (Error e = register_region({nullptr, 0, TE_DEVICE_HOST, 0}, &notice_handle_)) return e;
+  notice_region_ = regions_.get(notice_handle_);
+  return {};
 }
 
 Engine::~Engine() {
@@ -157,6 +160,7 @@ void Engine::release_provider() {
     for (uint32_t i = 0; i < nic_count_ && !region.deregistered; ++i)
       static_cast<void>(provider_->deregister_memory(i, region.keys[i]).ok());
     region.deregistered = true;
+    region.dmabuf = OwnedDescriptor();
   });
   provider_.reset();
 }
@@ -284,7 +288,14 @@ Error Engine::describe_peer(int32_t index, te_peer_info* out) {
   out->address = peer->address;
   out->state = peer->state.load(std::memory_order_acquire);
   out->operations = peer->operations.load(std::memory_order_relaxed);
-  out->in_flight = peer->in_flight_total.load(std::memory_order_relaxed);
+  for (uint32_t i = 0; i < nic_count_; ++i) {
+    out->in_flight += peer->in_flight[i];
+    out->bytes_in_flight += peer->bytes_in_flight[i];
+  }
+  const Credits& credits = peer->credits;
+  out->immediate_window = credits.their_window;
+  for (uint32_t i = 0; i < peer->address.nic_count; ++i)
+    out->immediates_in_flight += credits.sent[i] - credits.polled_by_them[i];
   const Peer::Statistics& s = peer->statistics;
   out->writes = s.writes.load(std::memory_order_relaxed);
   out->write_bytes = s.write_bytes.load(std::memory_order_relaxed);
@@ -359,8 +370,11 @@ Error Engine::describe_nic(uint32_t nic, te_nic_info* out) {
   out->address = info.address;
   out->up = info.up;
   copy_text(out->state, sizeof out->state, info.state);
+  out->relaxed_ordering = info.relaxed_ordering;
+  copy_text(out->ordering_reason, sizeof out->ordering_reason, info.ordering_reason);
   out->depth = state.depth;
-  out->in_flight = s.in_flight.load(std::memory_order_relaxed);
+  out->in_flight = state.in_flight;
+  out->bytes_in_flight = state.bytes_in_flight;
   out->writes = s.writes.load(std::memory_order_relaxed);
   out->write_bytes = s.write_bytes.load(std::memory_order_relaxed);
   out->sends = s.sends.load(std::memory_order_relaxed);
@@ -384,7 +398,7 @@ void Engine::statistics(te_stats* out) {
   out->damaged_messages = worker_->damaged_messages();
   out->operations_in_use = operations_in_use_.load(std::memory_order_relaxed);
   out->transfers_alive = transfers_alive();
-  out->regions = regions_.live();
+  out->regions = regions_.live() - 1;  // but for our own
   out->remote_regions = remote_regions_.live();
   out->counters = counters_.live();
   out->peers = live_peers();

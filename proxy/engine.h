@@ -15,6 +15,7 @@
 #include "native/free_list.h"
 #include "native/provider.h"
 #include "native/ring.h"
+#include "proxy/group.h"
 #include "proxy/inbox.h"
 #include "proxy/peer.h"
 #include "proxy/settings.h"
@@ -68,7 +69,7 @@ class Engine {
   bool stuck() const { return stuck_; }  // it did not end: see close
   bool forked() const { return fork_generation() != fork_generation_; }
 
-  Error register_region(const MemorySpan& span, te_handle* handle);
+  Error register_region(MemorySpan span, te_handle* handle);
   Error describe_region(te_handle handle, te_region_descriptor* out);
   Error close_region(te_handle handle, int64_t timeout_ns);
   Error remote_region(const te_region_descriptor& descriptor, te_handle* handle);
@@ -91,6 +92,16 @@ class Engine {
   te_transfer* write_pages(const te_page_args& args, int64_t timeout_ns, Error* error);
   te_transfer* write_batch(std::span<const te_batch_entry> entries, int64_t timeout_ns, Error* error);
   te_transfer* send(int32_t peer, const void* data, uint64_t length, int64_t timeout_ns, Error* error);
+
+  Error open_target(std::span<const te_target_member> members, int32_t place, te_handle* target);
+  Error replace_member(te_handle target, uint32_t member, const te_target_member* value);
+  Error close_target(te_handle target);
+  te_transfer* scatter(const te_scatter_args& args, int64_t timeout_ns, Error* error);
+  Error prepare_write(const te_write_args& args, te_handle* prepared);
+  Error prepare_pages(const te_page_args& args, te_handle* prepared);
+  Error prepare_scatter(const te_scatter_args& args, te_handle* prepared);
+  te_transfer* post(te_handle prepared, int64_t timeout_ns, Error* error);
+  Error close_prepared(te_handle prepared);
   void request_cancel();
 
   Error receive(int64_t timeout_ns, te_message* out);
@@ -124,8 +135,29 @@ class Engine {
   void drop_claims(Operation* operation);
   Error copy_indices(const te_page_args& args, Operation* out, uint64_t source_length, uint64_t target_length);
   MemorySpan provider_span(const MemorySpan& span);
+  te_transfer* finished_transfer(Error* error);
   PageList* take_page_list(uint64_t bytes);
+  void retire_pages(Operation* op);
   void retire_page_list(PageList* list);
+  // Peer groups: see proxy/group.h.
+  static constexpr uint64_t kNoticeSerial = 1;  // of a region without bytes that every engine has
+  Error check_member(const te_target_member& value, Member* out);
+  Error tell_worker(OperationKind kind, Target* target, Prepared* prepared);
+  Target* enter_target(te_handle handle);
+  void recycle(Target* target);
+  Flight* take_flight(Target& target);
+  Flight* take_flight_patiently(Target& target, int64_t deadline_ns, Error* error);
+  void give_back_flight(Flight* flight);
+  Error fill_flight(const te_scatter_args& args, const Target& target, uint64_t source_length, Flight* flight);
+  te_transfer* scatter_on(const te_scatter_args& args, Target& target, int64_t deadline_ns, Error* error);
+  Error check_scatter(const te_scatter_args& args, Target& target);
+  template <typename F>
+  Error prepare(te_handle region, te_handle* handle, F&& check);
+  template <typename F>
+  Error keep_prepared(te_handle* handle, F&& fill);
+  Prepared* enter_prepared(te_handle handle);
+  void recycle(Prepared* prepared);
+  te_transfer* post_prepared(Prepared& prepared, int64_t timeout_ns, Error* error);
   Error check_address(const te_address& address) const;
   Error find_or_add_peer(const te_address& address, int32_t* index);  // kExhausted without having swept
   void retire_peer(Peer* peer);
@@ -168,6 +200,11 @@ class Engine {
   Table<Counter> counters_;
   Table<RemoteRegion> remote_regions_;
   Table<RemoteCounter> remote_counters_;
+  static constexpr uint32_t kMaxTargets = 1u << 14, kMaxPrepared = 1u << 16;
+  Table<Target> targets_{kMaxTargets};
+  Table<Prepared> prepared_{kMaxPrepared};
+  Region* notice_region_ = nullptr;  // kNoticeSerial
+  te_handle notice_handle_ = TE_NONE;
   std::atomic<uint64_t> next_serial_{1};
   alignas(64) uint8_t placeholder_[64] = {};  // behind regions of no bytes
   std::mutex serials_mutex_;

@@ -1,5 +1,8 @@
 // Regions and counters of this engine, and handles for those of others.
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "proxy/engine.h"
@@ -27,14 +30,21 @@ MemorySpan Engine::provider_span(const MemorySpan& span) {
 
 // --- regions -------------------------------------------------------------------------------------------------------------------------
 
-Error Engine::register_region(const MemorySpan& span, te_handle* handle) {
+Error Engine::register_region(MemorySpan span, te_handle* handle) {
   if (span.address == nullptr && span.length > 0)
     return Error(Status::kArgument, "a null pointer cannot be registered");
   if (span.length > 0 && reinterpret_cast<uint64_t>(span.address) > UINT64_MAX - span.length)
     return Error(Status::kRange, format("%llu bytes from %p wrap around the address space",
                                         static_cast<unsigned long long>(span.length), span.address));
-  if (span.device_kind != TE_DEVICE_HOST && !capabilities_.device_memory)
+  if (span.device_kind != TE_DEVICE_HOST && span.dmabuf_fd < 0 && !capabilities_.device_memory)
     return Error(Status::kRegistration, format("transport %s cannot reach GPU memory", settings_.transport.c_str()));
+  OwnedDescriptor dmabuf;
+  if (span.dmabuf_fd >= 0) {
+    dmabuf = OwnedDescriptor(fcntl(span.dmabuf_fd, F_DUPFD_CLOEXEC, 0));
+    if (dmabuf.fd() < 0)
+      return Error(Status::kArgument, format("descriptor %d: %s", span.dmabuf_fd, std::strerror(errno)), errno);
+    span.dmabuf_fd = dmabuf.fd();
+  }
   const std::shared_lock provider_lock(provider_mutex_);
   if (provider_ == nullptr) return Error(Status::kClosed, kClosedEngine);
   MemoryKey keys[TE_MAX_NICS];
@@ -47,6 +57,7 @@ Error Engine::register_region(const MemorySpan& span, te_handle* handle) {
   Region* region = regions_.add([&](Region& r) {
     r.serial = next_serial_.fetch_add(1, std::memory_order_relaxed);
     r.span = span;
+    r.dmabuf = std::move(dmabuf);
     std::copy(std::begin(keys), std::end(keys), std::begin(r.keys));
     r.holders.clear();
     r.waiting_holders.clear();
@@ -59,8 +70,8 @@ Error Engine::register_region(const MemorySpan& span, te_handle* handle) {
   });
   if (region == nullptr) {
     for (uint32_t i = 0; i < nic_count_; ++i) static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
-    return Error(Status::kExhausted,
-                 format("%u regions are registered, which is all that max_regions allows", regions_.capacity()));
+    return Error(Status::kExhausted, format("%u regions are registered, which is all that max_regions allows",
+                                            settings_.values.max_regions));
   }
   *handle = region->handle.load(std::memory_order_relaxed);
   const std::lock_guard lock(serials_mutex_);
@@ -113,6 +124,7 @@ Error Engine::close_region(te_handle handle, int64_t timeout_ns) {
   for (uint32_t i = 0; i < nic_count_ && provider_ != nullptr && !region->deregistered; ++i)
     if (Error e = provider_->deregister_memory(i, region->keys[i])) error = e;
   region->deregistered = true;
+  region->dmabuf = OwnedDescriptor();
   {
     const std::lock_guard serials(serials_mutex_);
     region_by_serial_.erase(region->serial);

@@ -140,6 +140,7 @@ void Engine::give_back_operation(Operation* op) {
 te_transfer* Engine::submit(Operation* op, Error* error) {
   uint32_t operations = 1;
   if (op->kind == OperationKind::kBatch) operations = op->chain->block->remaining;
+  if (op->kind == OperationKind::kScatter) operations = op->flight->target->count + 1;  // and their posting
   te_transfer* transfer = acquire_transfer(this, operations);
   submitting_.fetch_add(1, std::memory_order_seq_cst);
   const bool closed = closing_.load(std::memory_order_seq_cst);
@@ -171,15 +172,19 @@ te_transfer* Engine::submit(Operation* op, Error* error) {
 void Engine::drop_claims(Operation* op) {
   const auto drop = [this](Operation& entry) {
     if (entry.region != nullptr) entry.region->leave();
-    if (entry.pages != nullptr) retire_page_list(entry.pages);
+    retire_pages(&entry);
     entry.region = nullptr;
-    entry.pages = nullptr;
   };
   if (op->kind == OperationKind::kBatch && op->chain != nullptr) {
     BatchBlock* block = op->chain->block;
     for (Operation* entry = op->chain; entry != nullptr; entry = entry->chain) drop(*entry);
     delete block;
     op->chain = nullptr;
+  } else if (op->kind == OperationKind::kScatter) {
+    Target* target = op->flight->target;
+    op->flight->region->leave();
+    give_back_flight(op->flight);
+    if (target->leave()) recycle(target);
   } else if (op->kind == OperationKind::kWrite || op->kind == OperationKind::kPages) {
     drop(*op);
   }
@@ -382,17 +387,7 @@ te_transfer* Engine::write_batch(std::span<const te_batch_entry> entries, int64_
     *error = Error(Status::kArgument, format("%zu entries in one batch; at most 2^24", entries.size()));
     return nullptr;
   }
-  if (entries.empty()) {  // nothing to do is done
-    te_transfer* done = acquire_transfer(this, 0);
-    if (done == nullptr) {
-      *error = Error(Status::kExhausted, "no memory for a transfer");
-      return nullptr;
-    }
-    done->finished_ns = done->submitted_ns;
-    done->state.store(te_transfer::kDone | te_transfer::kQuiesced, std::memory_order_release);
-    release_transfer(done);
-    return done;
-  }
+  if (entries.empty()) return finished_transfer(error);  // nothing to do is done
   const int64_t deadline = deadline_after(now_ns(), timeout_or_default(timeout_ns));
   Operation* head = take_operation(nullptr, deadline, error);
   if (head == nullptr) return nullptr;

@@ -32,14 +32,17 @@ namespace te {
 enum class OperationKind : uint8_t {
   kWrite,
   kPages,
-  kBatch,  // a chain of writes and page lists that share one transfer
+  kBatch,    // a chain of writes and page lists that share one transfer
+  kScatter,  // a flight: see proxy/group.h
   kMessage,
   kConnect,
   kDisconnect,
   kFence,
   kCounterReached,
   kCloseRegion,
-  kCloseCounter
+  kCloseCounter,
+  kClaimTarget,   // keeps what a target names
+  kReleaseTarget  // and lets it go
 };
 
 enum class Phase : uint8_t { kBody, kFinal, kFlush };
@@ -81,6 +84,9 @@ struct Part {
 };
 
 struct Operation;
+struct Flight;
+struct Target;
+struct Prepared;
 
 // The entries of a batch live in one heap block, freed when the last has drained.
 struct BatchBlock {
@@ -96,6 +102,11 @@ struct Operation {
   static constexpr uint32_t kNoSlab = 0xFFFFFFFFu;
   uint32_t slab_index = kNoSlab;  // entries of a batch have none
   BatchBlock* block = nullptr;    // and this instead
+  Flight* flight = nullptr;       // entries of a flight: and this; kScatter: the flight
+  Target* target = nullptr;       // kClaimTarget, kReleaseTarget
+  Prepared* prepared = nullptr;   // whose pages these are
+  static constexpr uint32_t kNoMember = 0xFFFFFFFFu;
+  uint32_t member = kNoMember;  // entries of a flight: its number
 
   OperationKind kind = OperationKind::kWrite;
   Phase phase = Phase::kBody;
@@ -105,6 +116,7 @@ struct Operation {
   bool stopped = false;   // nothing more is posted: failed, cancelled or timed out
   bool reported = false;  // the transfer has been told
   bool flush = false;
+  bool templated = false;  // went out as one request from a template: see Worker::complete_member
   bool each_page = false;  // TE_PAGES_EACH applies
   bool has_slot = false;
   bool unknown = false;   // some part's outcome is unknown
@@ -114,6 +126,10 @@ struct Operation {
   uint8_t slot_posted = 0, slot_delivered = 0;
   uint16_t slot = 0;
   uint8_t parts = 0;
+  uint8_t parts_wanted = 0;  // 0: by its length
+  uint8_t first_nic = kAnyNic;
+  static constexpr uint8_t kAnyNic = 0xFF;
+  Status failure = Status::kOk;  // what it ended with, as far as that is known
   uint32_t in_flight = 0;
 
   te_transfer* transfer = nullptr;
@@ -146,30 +162,43 @@ struct Operation {
   Operation() = default;
   Operation(const Operation&) = delete;
 
+  // As before it was first posted.
+  void rewind() {
+    phase = Phase::kBody;
+    queue = Queue::kNone;
+    admitted = planned = stopped = reported = templated = has_slot = unknown = doubtful = false;
+    slot_posted = slot_delivered = parts = parts_wanted = 0;
+    first_nic = kAnyNic;
+    failure = Status::kOk;
+    in_flight = 0;
+    patience_ns = 0;
+    session = 0;
+  }
+
   // Ready for the next caller. The parts are filled in anew by plan.
   void reset() {
+    rewind();
     queue_link = active_link = {};
     chain = nullptr;
     block = nullptr;
+    flight = nullptr;
+    target = nullptr;
+    prepared = nullptr;
+    member = kNoMember;
     kind = OperationKind::kWrite;
-    phase = Phase::kBody;
-    queue = Queue::kNone;
-    admitted = planned = stopped = reported = flush = each_page = has_slot = unknown = doubtful = started = false;
-    slot_posted = slot_delivered = parts = 0;
-    in_flight = 0;
+    flush = each_page = started = false;
     transfer = nullptr;
     peer = nullptr;
     region = nullptr;
     remote = nullptr;
     counter = nullptr;
     remote_handle = counter_handle = TE_NONE;
-    deadline_ns = patience_ns = 0;
+    deadline_ns = 0;
     page_count = position = threshold = 0;
     pages = nullptr;
     message.reset();
     local_counter = nullptr;
     watched.clear();
-    session = 0;
   }
 };
 

@@ -15,8 +15,8 @@ namespace te {
 // What the other side allowed us and how much of it is used; and the same the other way round.
 struct Credits {
   // Immediates, per NIC of the receiver: sent minus polled stays within the window. 32-bit counts wrap; differences do not.
-  ImmediateCounts sent{}, polled_by_them{};
-  uint32_t their_window = 0;
+  Published<uint32_t> sent[TE_MAX_NICS], polled_by_them[TE_MAX_NICS];
+  Published<uint32_t> their_window;
   ImmediateCounts polled{}, reported{};
 
   // User message bytes: sent minus consumed stays within the queue that the receiver keeps for us.
@@ -88,7 +88,6 @@ struct Session {
   std::deque<Resend> resends;
   uint64_t untaken_since = 0;  // the round in which the first of them came
   std::deque<Record> untaken;  // records that wait for the queues to be polled down: see Worker::take_untaken
-  Credits credits;
   Stream stream;
   Assembly assembly;
   std::vector<uint16_t> slots;  // that they granted and that are free
@@ -126,7 +125,11 @@ struct Peer {
   struct Statistics {
     std::atomic<uint64_t> writes{0}, write_bytes{0}, messages_sent{0}, messages_received{0}, immediates{0}, errors{0};
   } statistics;
-  std::atomic<uint32_t> in_flight_total{0};
+  // Per NIC of ours: work requests of this session, and their bytes.
+  Published<uint32_t> in_flight[TE_MAX_NICS];
+  Published<uint64_t> bytes_in_flight[TE_MAX_NICS];
+
+  Credits credits;  // of the session; the published parts of it are for everybody
 
   // Worker only.
   Link<Peer> scheduled_link;
@@ -139,8 +142,7 @@ struct Peer {
   std::vector<Operation*> fences;
   std::unordered_map<uint64_t, RemoteRegion*> remote_regions;  // by serial; filled at admission
   std::unordered_map<uint64_t, RemoteCounter*> remote_counters;
-  uint32_t in_flight[TE_MAX_NICS] = {};  // per NIC of ours
-  uint64_t bytes_in_flight[TE_MAX_NICS] = {};
+  uint64_t epoch = 1;                    // grows with everything that a Template (proxy/group.h) depends on
   uint32_t former_in_flight = 0;         // work requests of ended sessions that have not completed
   bool retired = false;                  // forgotten: see Worker::sweep_peers
   bool outcome_unknown = false;          // some request failed in a way after which its bytes may land later

@@ -76,10 +76,12 @@ Error Settings::check() const {
        uint64_t{1} << 40},
       {"page_immediates", v.page_immediates, TE_PAGES_AUTO, TE_PAGES_LAST},
       {"max_peers", v.max_peers, 1, 65536},
-      {"max_regions", v.max_regions, 1, Table<Region>::kMaxCapacity},
+      {"max_regions", v.max_regions, 1, Table<Region>::kMaxCapacity - 1},
       {"max_counters", v.max_counters, 1, Table<Counter>::kMaxCapacity},
       {"shard_bytes", v.shard_bytes, 1, uint64_t{1} << 40},
       {"bursts", v.bursts, 1, 4096},
+      {"peer_window_bytes", v.peer_window_bytes, 4096, uint64_t{1} << 40},
+      {"nic_window_bytes", v.nic_window_bytes, 4096, uint64_t{1} << 40},
       {"port_high", v.port_high, v.port_low, 65535},
   });
   if (out_of_bounds) return out_of_bounds;

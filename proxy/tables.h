@@ -127,6 +127,7 @@ struct TableEntry {
 struct Region : TableEntry {
   uint64_t serial = 0;
   MemorySpan span;
+  OwnedDescriptor dmabuf;       // the one in `span`: new keys may be needed after the caller has closed its own
   MemoryKey keys[TE_MAX_NICS];  // changed by the worker only (new keys), under `mutex`
   std::atomic<bool> open{true};
   std::atomic<uint32_t> users{0};

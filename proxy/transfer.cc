@@ -73,13 +73,20 @@ te_transfer* acquire_transfer(Engine* engine, uint32_t operations) {
   t->nic = -1;
   t->peer = -1;
   t->detail[0] = '\0';
+  t->taken_ns = t->first_post_ns = t->posted_ns = t->finished_ns = 0;
   t->user = 0;
   t->next = nullptr;
   return t;
 }
 
 void release_transfer(te_transfer* transfer) {
-  if (transfer->references.fetch_sub(1, std::memory_order_acq_rel) == 1) pool().give_back(transfer);
+  if (transfer->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  while (te_transfer::FailedMember* failed = transfer->first_failed) {
+    transfer->first_failed = failed->next;
+    delete failed;
+  }
+  transfer->last_failed = nullptr;
+  pool().give_back(transfer);
 }
 
 uint32_t transfers_alive() { return pool().alive(); }
@@ -91,6 +98,22 @@ void note_failure(te_transfer* t, Status status, int provider_status, int nic, i
   t->nic = static_cast<int16_t>(nic);
   t->peer = peer;
   std::snprintf(t->detail, sizeof t->detail, "%s", detail);
+}
+
+// Where memory is short, the member is missing from the list; the transfer has failed all the same.
+void note_member(te_transfer* t, uint32_t member, Status status, int provider_status, int nic, int peer, int64_t now,
+                 const char* detail) {
+  auto* failed = new (std::nothrow) te_transfer::FailedMember{member, te_error{}, nullptr};
+  if (failed == nullptr) return;
+  te_error& error = failed->error;
+  error.status = static_cast<int32_t>(status);
+  error.nic = nic;
+  error.provider_status = provider_status;
+  error.peer = peer;
+  error.elapsed_ns = std::max<int64_t>(1, now - t->submitted_ns);  // zero means "never submitted"; `now` may be older
+  std::snprintf(error.message, sizeof error.message, "%s", detail);
+  (t->last_failed == nullptr ? t->first_failed : t->last_failed->next) = failed;
+  t->last_failed = failed;
 }
 
 bool wait_for_bits(te_transfer* t, uint32_t bits, int64_t timeout_ns) {

@@ -43,6 +43,15 @@ struct te_transfer {
   int32_t peer = -1;
   char detail[160] = {};
 
+  // Scatters only: the members whose part failed; and when the worker came by, by CLOCK_MONOTONIC.
+  struct FailedMember {
+    uint32_t member;
+    te_error error;
+    FailedMember* next;
+  };
+  FailedMember *first_failed = nullptr, *last_failed = nullptr;
+  int64_t taken_ns = 0, first_post_ns = 0, posted_ns = 0;
+
   uint64_t user = 0;
   te_transfer* next = nullptr;  // in the engine's event stack, or the pool's free list
 
@@ -58,6 +67,9 @@ uint32_t transfers_alive();
 
 // The first failure decides; later ones of the same transfer are consequences. Worker thread, before finish.
 void note_failure(te_transfer* transfer, Status status, int provider_status, int nic, int peer, const char* detail);
+// Worker thread, before finish.
+void note_member(te_transfer* transfer, uint32_t member, Status status, int provider_status, int nic, int peer,
+                 int64_t now_ns, const char* detail);
 // Spins briefly, then sleeps, until one of `bits` is set. True when it is.
 bool wait_for_bits(te_transfer* transfer, uint32_t bits, int64_t timeout_ns);
 void export_result(const te_transfer& transfer, te_error* out);

@@ -34,6 +34,7 @@ Worker::Worker(Engine* engine)
       nics_(engine->nic_count_),
       buffers_(engine->provider_.get(), 0, fragment_bytes_),
       spare_operations_(settings_.operations),
+      member_batches_(engine->nic_count_),
       flush_sink_(64),
       flush_keys_(engine->nic_count_) {
   for (NicState& nic : nics_) {
@@ -159,7 +160,7 @@ bool Worker::round() {
   }
   if (!with_untaken_.empty()) take_untaken(all_empty);
   worked |= polled_something_;
-  bool posted = false;
+  bool posted = post_flights();
   for (size_t left = scheduled_.size(); left > 0; --left) {
     Peer* peer = scheduled_.pop_front();
     if (peer == nullptr) break;
@@ -176,7 +177,7 @@ void Worker::schedule(Peer& peer) {
 
 bool Worker::may_sleep() {
   // Completions of own work are not certain to raise a descriptor (shm), so the worker stays awake for them.
-  if (total_in_flight_ > 0 || stopping_ || !with_untaken_.empty()) return false;
+  if (total_in_flight_ > 0 || stopping_ || !with_untaken_.empty() || !flights_.empty()) return false;
   for (uint32_t i = 0; i < nic_count_; ++i)
     if (provider_.wait_fd(i) < 0) return false;
   return true;
@@ -239,6 +240,7 @@ void Worker::tick() {
       sched_yield();  // none starts any more: closing_ is set
     while (take_commands()) {
     }
+    while (!flights_.empty()) post_flights();  // their members begin, and fail
     for (Operation* op = active_.front(); op != nullptr;) {
       Operation* next = active_.next(op);
       fail(op, Status::kClosed, "the engine was closed");
@@ -299,8 +301,7 @@ void Worker::shut_down() {
   // What never drained keeps its transfer truthful: ended, not quiesced. Its memory goes with the slab, or its batch.
   while (Operation* op = active_.pop_front()) {
     if (te_transfer* t = op->transfer; t != nullptr && --t->undrained == 0) release_transfer(t);
-    if (op->pages != nullptr) engine_.retire_page_list(op->pages);
-    op->pages = nullptr;
+    engine_.retire_pages(op);
     if (BatchBlock* block = op->block; block != nullptr && --block->remaining == 0) delete block;
   }
   engine_.counters_.for_each([](Counter& counter) { counter.wake(); });

@@ -5,7 +5,7 @@
 // It never blocks but in sleep(), and never takes a lock on the path of a write.
 //
 // Split by verb: worker.cc (loop, sleep, clock), worker_commands.cc (what callers ask for), worker_finish.cc (how operations end), worker_post.cc (operations to work
-// requests), worker_complete.cc (completions, immediates), worker_control.cc (messages between engines), worker_session.cc
+// requests), worker_scatter.cc (flights to work requests), worker_complete.cc (completions, immediates), worker_control.cc (messages between engines), worker_session.cc
 // (acquaintance and loss), worker_paths.cc (paths that come, break and are mended), worker_attach.cc (attach, revoke), worker_fence.cc (closing regions and counters, fences).
 #pragma once
 
@@ -20,11 +20,11 @@
 namespace te {
 
 struct NicState {
-  uint32_t depth = 0;      // work requests that may be in flight
-  uint32_t in_flight = 0;  // of live sessions
+  uint32_t depth = 0;                   // work requests that may be in flight
+  Published<uint32_t> in_flight;        // of live sessions
+  Published<uint64_t> bytes_in_flight;  // likewise
   struct {
     std::atomic<uint64_t> writes{0}, write_bytes{0}, sends{0}, receives{0}, immediates{0}, reads{0}, errors{0}, busy{0};
-    std::atomic<uint32_t> in_flight{0};
   } statistics;
 };
 
@@ -81,6 +81,7 @@ class Worker {
   bool take_commands();
   void begin(Operation* op);
   bool claim(Operation* op);
+  void use(Peer& peer, RemoteRegion* region, RemoteCounter* counter);
   void admit(Operation* op);
   void readmit(Peer& peer);
   void enqueue(Peer& peer, Operation* op, Queue queue);
@@ -93,7 +94,29 @@ class Worker {
   void begin_reached(Operation* op);
   void check_armed(Counter& counter);
 
+  // --- worker_scatter.cc
+  void hold(Member& member);
+  void let_go(Member& member);
+  void claim_target(Operation* op);
+  void release_target(Operation* op);
+  void claim_prepared(Operation* op);
+  void release_prepared(Operation* op);
+  void finish_claim(Operation* op);
+  void begin_scatter(Operation* command);
+  bool post_flights();
+  bool post_flight(Flight& flight);
+  void finish_posting(Flight& flight);
+  void begin_member(Flight& flight, Operation& op);
+  bool post_member(Flight& flight, uint32_t position, Operation& op);
+  bool fill_template(Target& target, uint32_t position, const Operation& op);
+  void flush_member_batches();
+  void flush_member_batch(uint32_t nic);
+  Operation* undo_member(WorkItem* item);
+  void complete_member(uint32_t nic, WorkItem* item);
+  void leave_flight(Flight& flight);
+
   // --- worker_finish.cc
+  void note(Operation& op, Status status, int provider_status, int nic, const char* detail);
   void report(Operation* op, Status status, int provider_status, int nic, const char* detail);
   void end_transfer(te_transfer* transfer);
   void finish(Operation* op);  // nothing of it is in flight; success unless it was reported before
@@ -125,7 +148,7 @@ class Worker {
   void complete(uint32_t nic, const Completion& completion);
   void complete_write(uint32_t nic, const Completion& completion, WorkItem* item);
   void write_off(Peer& peer, uint32_t remote_nic, bool landed_unknown);
-  static void note_failed_request(Operation& op, const Completion& completion, int nic);
+  void note_failed_request(Operation& op, const Completion& completion, int nic);
   void doubt(Peer& peer, Operation& op, const Completion& completion, int nic);
   void resolve_doubts();
   void settle_doubt(Operation* op);
@@ -197,6 +220,7 @@ class Worker {
   bool is_self(const Peer& peer) const;
 
   // --- worker_attach.cc
+  static void set_attachment(Remote& remote, Attachment state);
   bool attached(Peer& peer, Remote& remote, RecordType request);
   void take_attach_region(Peer& peer, uint64_t serial);
   void take_attach_counter(Peer& peer, uint64_t serial);
@@ -209,6 +233,7 @@ class Worker {
   void hold_ready(Peer& peer, const Remote& remote);
   void acknowledge_revocation(Peer& peer, Remote& remote, bool is_region);
   void unclaim(Operation* op);
+  void unuse(Peer& peer, RemoteRegion* region, RemoteCounter* counter);
   void recycle_if_unused(Peer& peer, Remote& remote, bool is_region);
   void recycle(Peer& peer, Remote& remote, bool is_region);
   void sweep(bool peers);
@@ -295,6 +320,16 @@ class Worker {
   WorkRequest requests_[kBatch];
   WorkItem* batch_items_[kBatch] = {};
   Completion completions_[64];  // of one poll; a member, since building it costs more than an idle poll
+  // Likewise for the members of scatters, per NIC.
+  struct MemberBatch {
+    uint32_t count = 0;
+    WorkRequest requests[kBatch];
+    WorkItem* items[kBatch] = {};
+  };
+  std::vector<MemberBatch> member_batches_;
+  List<Flight, &Flight::link> flights_;  // that still have members to post
+  bool posted_flights_ = false;
+
   std::vector<uint8_t> flush_sink_;
   std::vector<MemoryKey> flush_keys_;
   uint32_t flush_registered_ = 0;

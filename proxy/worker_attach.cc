@@ -26,12 +26,17 @@ Record answer(RecordType type, uint64_t serial, Grant grant = Grant::kRefused) {
 
 // --- the holder's half -----------------------------------------------------------------------------------------------------------
 
+void Worker::set_attachment(Remote& remote, Attachment state) {
+  remote.state.store(state, std::memory_order_release);
+  ++remote.peer->epoch;
+}
+
 // Is it attached? If not, that is asked for.
 bool Worker::attached(Peer& peer, Remote& remote, RecordType request) {
   const Attachment state = remote.state.load(std::memory_order_relaxed);
   if (state == Attachment::kAttached) return true;
   if (state != Attachment::kNew || remote.revoke_pending) return false;
-  remote.state.store(Attachment::kAttaching, std::memory_order_release);
+  set_attachment(remote, Attachment::kAttaching);
   push_record(peer, answer(request, remote.serial));
   return false;
 }
@@ -48,7 +53,7 @@ void Worker::take_region_attached(Peer& peer, const Record& record) {
     std::copy(record.base.begin(), record.base.end(), remote.base);
     std::copy(record.key.begin(), record.key.end(), remote.key);
   }
-  remote.state.store(usable ? Attachment::kAttached : Attachment::kRefused, std::memory_order_release);
+  set_attachment(remote, usable ? Attachment::kAttached : Attachment::kRefused);
   ++remote.operations;  // keeps the object while the operations that waited for it go on or fail
   readmit(peer);
   --remote.operations;
@@ -65,13 +70,13 @@ void Worker::take_counter_attached(Peer& peer, const Record& record) {
   remote.id = record.id;
   remote.counter_index = record.index;
   remote.exhausted = record.granted == Grant::kExhausted;
-  remote.state.store(granted ? Attachment::kAttached : Attachment::kRefused, std::memory_order_release);
+  set_attachment(remote, granted ? Attachment::kAttached : Attachment::kRefused);
   ++remote.operations;  // as above
   readmit(peer);
   --remote.operations;
   if (remote.exhausted) {  // ids may be free again later
     remote.exhausted = false;
-    remote.state.store(Attachment::kNew, std::memory_order_release);
+    set_attachment(remote, Attachment::kNew);
   }
   recycle_if_unused(peer, remote, false);
 }
@@ -101,7 +106,7 @@ void Worker::hold_ready(Peer& peer, const Remote& remote) {
 }
 
 void Worker::revoke(Peer& peer, Remote& remote, bool temporary, bool is_region) {
-  remote.state.store(temporary ? Attachment::kNew : Attachment::kRevoked, std::memory_order_release);
+  set_attachment(remote, temporary ? Attachment::kNew : Attachment::kRevoked);
   remote.revoke_pending = true;
   ++remote.operations;  // keeps the object while operations that use it end
   if (temporary) hold_ready(peer, remote);
@@ -114,9 +119,9 @@ void Worker::revoke(Peer& peer, Remote& remote, bool temporary, bool is_region) 
              is_region ? "the peer closed the target region" : "the peer closed the counter");
       } else {  // ends when it has drained: see advance
         op->stopped = true;
-        note_failure(op->transfer, Status::kRegionClosed, 0, -1, peer.index,
-                     is_region ? "the peer closed the target region during the write"
-                               : "the peer closed the counter during the write");
+        note(*op, Status::kRegionClosed, 0, -1,
+             is_region ? "the peer closed the target region during the write"
+                       : "the peer closed the counter during the write");
       }
     }
     op = next;
@@ -136,11 +141,12 @@ void Worker::acknowledge_revocation(Peer& peer, Remote& remote, bool is_region) 
 // The operation no longer needs its remote ends.
 void Worker::unclaim(Operation* op) {
   op->admitted = false;
-  --op->remote->operations;
-  recycle_if_unused(*op->peer, *op->remote, true);
-  if (op->counter == nullptr) return;
-  --op->counter->operations;
-  recycle_if_unused(*op->peer, *op->counter, false);
+  unuse(*op->peer, op->remote, op->counter);
+}
+
+void Worker::unuse(Peer& peer, RemoteRegion* region, RemoteCounter* counter) {
+  if (--region->operations == 0) recycle_if_unused(peer, *region, true);
+  if (counter != nullptr && --counter->operations == 0) recycle_if_unused(peer, *counter, false);
 }
 
 // What the owner closed is of no use any more: its handle goes, and callers who still have it learn that the region is closed.

@@ -19,6 +19,10 @@ bool Worker::take_commands() {
   uint32_t taken = 0;
   while (taken < kCommandsPerRound && engine_.commands_.pop(&op)) {
     ++taken;
+    if (op->kind == OperationKind::kScatter) {
+      begin_scatter(op);
+      continue;
+    }
     if (op->kind != OperationKind::kBatch) {
       begin(op);
       continue;
@@ -67,7 +71,12 @@ void Worker::begin(Operation* op) {
       return begin_close_region(op);
     case OperationKind::kCloseCounter:
       return begin_close_counter(op);
+    case OperationKind::kClaimTarget:
+      return op->target != nullptr ? claim_target(op) : claim_prepared(op);
+    case OperationKind::kReleaseTarget:
+      return op->target != nullptr ? release_target(op) : release_prepared(op);
     case OperationKind::kBatch:
+    case OperationKind::kScatter:
       return;  // taken apart in take_commands
   }
 }
@@ -83,15 +92,19 @@ bool Worker::claim(Operation* op) {
   }
   if (op->remote == nullptr) return fail(op, Status::kRegionClosed, "the peer closed the target region"), false;
   op->admitted = true;
-  ++op->remote->operations;
-  if (!op->remote->listed) op->peer->remote_regions[op->remote->serial] = op->remote;
-  op->remote->listed = true;
-  if (op->counter != nullptr) {
-    ++op->counter->operations;
-    if (!op->counter->listed) op->peer->remote_counters[op->counter->serial] = op->counter;
-    op->counter->listed = true;
-  }
+  use(*op->peer, op->remote, op->counter);
   return true;
+}
+
+// Until unuse they are not recycled.
+void Worker::use(Peer& peer, RemoteRegion* region, RemoteCounter* counter) {
+  ++region->operations;
+  if (!region->listed) peer.remote_regions[region->serial] = region;
+  region->listed = true;
+  if (counter == nullptr) return;
+  ++counter->operations;
+  if (!counter->listed) peer.remote_counters[counter->serial] = counter;
+  counter->listed = true;
 }
 
 void Worker::enqueue(Peer& peer, Operation* op, Queue queue) {
@@ -122,7 +135,7 @@ void Worker::admit(Operation* op) {
     return enqueue(peer, op, Queue::kWaiting);  // for the next session: see lose
   }
   if (op->kind == OperationKind::kMessage) {
-    if (op->length > peer.session.credits.their_queue_bytes / 2)
+    if (op->length > peer.credits.their_queue_bytes / 2)
       return fail(op, Status::kArgument, "the message is longer than the peer accepts");
     return enqueue(peer, op, Queue::kMessages);
   }
@@ -167,16 +180,20 @@ void Worker::plan(Operation& op) {
   op.chunks = pages ? chunk_count(op.length, max_chunk_) : 1;
   const uint64_t bytes = pages ? op.length * op.page_count : op.length;
   const uint32_t usable = usable_nics(peer);
-  uint32_t parts =
-      nic_count_ == 1 ? 1 : part_count(bytes, static_cast<uint32_t>(std::popcount(usable)), settings_.shard_bytes);
+  const auto usable_count = static_cast<uint32_t>(std::popcount(usable));
+  uint32_t parts = nic_count_ == 1 ? 1 : part_count(bytes, usable_count, settings_.shard_bytes);
+  if (op.parts_wanted > 0) parts = std::min<uint32_t>(op.parts_wanted, usable_count);
   if (pages) parts = static_cast<uint32_t>(std::min<uint64_t>(parts, op.page_count));
   op.parts = static_cast<uint8_t>(parts);
   const uint64_t longest = pages ? (op.page_count + parts - 1) / parts : 1;
   op.each_page =
       pages && op.counter != nullptr && op.chunks == 1 && settings_.page_immediates != TE_PAGES_LAST &&
       (settings_.page_immediates == TE_PAGES_EACH || (!capabilities_.ordered_writes && longest <= kEagerPages));
-  uint32_t nic = peer.next_nic;
-  peer.next_nic = (peer.next_nic + 1) % nic_count_;
+  uint32_t nic = op.first_nic;
+  if (nic == Operation::kAnyNic) {
+    nic = peer.next_nic;
+    peer.next_nic = (peer.next_nic + 1) % nic_count_;
+  }
   bool body = false;
   for (uint32_t i = 0; i < parts; ++i) {
     while ((usable >> nic & 1) == 0) nic = (nic + 1) % nic_count_;

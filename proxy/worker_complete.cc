@@ -47,6 +47,8 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
   Operation* op = item->operation;
   Peer& peer = *item->peer;
   const bool current = item->session == peer.session.number;
+  if (op->templated && current && c.status == Status::kOk) [[likely]]
+    return complete_member(nic, item);
   if (current) {
     account(peer, item, -1);
     if (c.status == Status::kOk) peer.last_heard_ns.store(now_, std::memory_order_relaxed);
@@ -119,16 +121,16 @@ void Worker::resolve_doubts() {
 void Worker::settle_doubt(Operation* op) {
   op->doubtful = false;
   if (op->transfer != nullptr && !op->reported)
-    note_failure(op->transfer, Status::kTransport, op->doubt_status, op->doubt_nic, op->peer->index,
-                 "a work request failed, or was flushed after another one had failed");
+    note(*op, Status::kTransport, op->doubt_status, op->doubt_nic,
+         "a work request failed, or was flushed after another one had failed");
   if (op->in_flight == 0 && op->queue == Queue::kNone) advance(op);
 }
 
 // kCancelled is the provider's word for "flushed": the caller cancelled nothing.
 void Worker::note_failed_request(Operation& op, const Completion& c, int nic) {
   const bool flushed = c.status == Status::kCancelled;
-  note_failure(op.transfer, flushed ? Status::kTransport : c.status, c.provider_status, nic, op.peer->index,
-               flushed ? "a work request was flushed after another one failed" : "a work request failed");
+  note(op, flushed ? Status::kTransport : c.status, c.provider_status, nic,
+       flushed ? "a work request was flushed after another one failed" : "a work request failed");
 }
 
 // The credit of an immediate that failed. If it certainly never left, it is free again. Otherwise only the receiver's count can free it, and
@@ -136,7 +138,7 @@ void Worker::note_failed_request(Operation& op, const Completion& c, int nic) {
 // than granted for the rest of the session; completion queues have that slack.
 void Worker::write_off(Peer& peer, uint32_t remote_nic, bool landed_unknown) {
   if (!landed_unknown) {
-    --peer.session.credits.sent[remote_nic];
+    --peer.credits.sent[remote_nic];
     return;
   }
   Record record;
@@ -151,7 +153,7 @@ void Worker::advance(Operation* op) {
   if (op->stopped) {
     if (op->doubtful && !op->reported) return;  // see resolve_doubts
     if (op->has_slot) retire_slot(*op);
-    if (!op->reported) report(op, op->transfer->status, 0, -1, "");
+    if (!op->reported) report(op, op->failure, 0, -1, "");
     return finish(op);
   }
   if (op->phase == Phase::kBody) {
@@ -209,13 +211,13 @@ void Worker::immediate_arrived(uint32_t nic, uint32_t immediate) {
   IdEntry& entry = ids_[id];
   if (entry.use != IdUse::kPlain && entry.use != IdUse::kSlot) {
     bump(stray_immediates_);
-    if (entry.peer != nullptr) ++entry.peer->session.credits.polled[nic];
+    if (entry.peer != nullptr) ++entry.peer->credits.polled[nic];
     return;
   }
   Peer& peer = *entry.peer;
   peer.last_heard_ns.store(now_, std::memory_order_relaxed);
   bump(peer.statistics.immediates);
-  Credits& credits = peer.session.credits;
+  Credits& credits = peer.credits;
   if (++credits.polled[nic] - credits.reported[nic] >= std::max(peer.session.granted_window / 2, 1u)) schedule(peer);
   if (entry.use == IdUse::kPlain) return raise(*entry.counter, immediate_count(immediate));
   slot_arrived(id, entry, immediate);

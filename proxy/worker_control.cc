@@ -60,11 +60,11 @@ bool Worker::send_buffer(Peer& peer, Buffer* buffer, uint32_t length, WorkKind k
 bool Worker::acknowledgement_due(const Peer& peer) const {
   const Session& s = peer.session;
   if (s.stream.received - s.stream.reported >= settings_.message_window / 2) return true;
-  if (peer.consumed_bytes.load(std::memory_order_relaxed) - s.credits.consumed_reported >=
+  if (peer.consumed_bytes.load(std::memory_order_relaxed) - peer.credits.consumed_reported >=
       settings_.message_queue_bytes / 4)
     return true;
   for (uint32_t i = 0; i < nic_count_; ++i)
-    if (s.credits.polled[i] - s.credits.reported[i] >= std::max(s.granted_window / 2, 1u)) return true;
+    if (peer.credits.polled[i] - peer.credits.reported[i] >= std::max(s.granted_window / 2, 1u)) return true;
   return false;
 }
 
@@ -115,7 +115,7 @@ bool Worker::post_records(Peer& peer) {
       buffers_.give_back(buffer);
       return posted;
     }
-    peer.session.credits.consumed_reported = header.consumed_bytes;
+    peer.credits.consumed_reported = header.consumed_bytes;
     ++stream.sent;
     stream.records.erase(stream.records.begin(), stream.records.begin() + taken);
     posted = true;
@@ -125,7 +125,7 @@ bool Worker::post_records(Peer& peer) {
 
 bool Worker::post_fragments(Peer& peer) {
   Stream& stream = peer.session.stream;
-  Credits& credits = peer.session.credits;
+  Credits& credits = peer.credits;
   bool posted = false;
   while (Operation* op = peer.messages.front()) {
     if (stream.sent - stream.acknowledged >= stream.their_window) return posted;
@@ -169,15 +169,15 @@ bool Worker::post_unsequenced(Peer& peer, MessageType type) {
   Buffer* buffer = buffers_.take();
   if (buffer == nullptr) return false;
   MessageHeader header = header_for(peer, type);
-  header.body_bytes = write_counts(s.credits.polled, nic_count_,
+  header.body_bytes = write_counts(peer.credits.polled, nic_count_,
                                    std::span(buffer->data + kHeaderBytes, buffers_.bytes() - kHeaderBytes));
   write_header(header, std::span(buffer->data, kHeaderBytes));
   if (!send_buffer(peer, buffer, kHeaderBytes + header.body_bytes, WorkKind::kControl, false, nullptr)) {
     buffers_.give_back(buffer);
     return false;
   }
-  s.credits.reported = s.credits.polled;
-  s.credits.consumed_reported = header.consumed_bytes;
+  peer.credits.reported = peer.credits.polled;
+  peer.credits.consumed_reported = header.consumed_bytes;
   return true;
 }
 
@@ -328,8 +328,8 @@ bool Worker::receive_from(Peer& peer, const MessageHeader& header, Buffer* buffe
   if (static_cast<int32_t>(header.acknowledged - s.stream.acknowledged) > 0 &&
       header.acknowledged - s.stream.acknowledged <= s.stream.sent - s.stream.acknowledged)
     s.stream.acknowledged = header.acknowledged;
-  if (header.consumed_bytes > s.credits.bytes_consumed_by_them && header.consumed_bytes <= s.credits.bytes_sent)
-    s.credits.bytes_consumed_by_them = header.consumed_bytes;
+  if (header.consumed_bytes > peer.credits.bytes_consumed_by_them && header.consumed_bytes <= peer.credits.bytes_sent)
+    peer.credits.bytes_consumed_by_them = header.consumed_bytes;
   if (!peer.messages.empty() || !s.stream.records.empty()) schedule(peer);
   switch (header.type) {
     case MessageType::kPing:
@@ -435,7 +435,7 @@ void Worker::take_record(Peer& peer, const Record& record) {
     case RecordType::kRetireSlot:
       return take_retire_slot(peer, record);
     case RecordType::kWriteOff:
-      if (record.nics < nic_count_) peer.session.credits.polled[record.nics] += record.index;
+      if (record.nics < nic_count_) peer.credits.polled[record.nics] += record.index;
       return schedule(peer);
     case RecordType::kFence:
       return take_fence(peer, record.serial);
@@ -512,7 +512,7 @@ void Worker::take_counts(Peer& peer, std::span<const uint8_t> body) {
     bump(damaged_messages_);
     return;
   }
-  Credits& credits = peer.session.credits;
+  Credits& credits = peer.credits;
   for (uint32_t i = 0; i < nics; ++i) {
     const auto news = static_cast<int32_t>(counts[i] - credits.polled_by_them[i]);
     const auto most = static_cast<int32_t>(credits.sent[i] - credits.polled_by_them[i]);  // more: see write_off

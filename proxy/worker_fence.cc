@@ -292,8 +292,7 @@ void Worker::advance_remote_fence(Operation& stuck, bool at_last) {
   Peer& peer = *stuck.peer;
   if (remote.fence == RemoteRegion::Fence::kNone) {
     remote.fence = RemoteRegion::Fence::kDraining;
-    if (remote.state.load(std::memory_order_relaxed) == Attachment::kAttached)
-      remote.state.store(Attachment::kNew, std::memory_order_release);
+    if (remote.state.load(std::memory_order_relaxed) == Attachment::kAttached) set_attachment(remote, Attachment::kNew);
     hold_ready(peer, remote);
   }
   if (remote.fence != RemoteRegion::Fence::kDraining) return;

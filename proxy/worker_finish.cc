@@ -5,12 +5,22 @@
 
 namespace te {
 
+// Why the operation will not end well. The first reason stands.
+void Worker::note(Operation& op, Status status, int provider_status, int nic, const char* detail) {
+  if (op.failure != Status::kOk) return;
+  op.failure = status;
+  const int peer = op.peer == nullptr ? -1 : op.peer->index;
+  note_failure(op.transfer, status, provider_status, nic, peer, detail);
+  if (op.member != Operation::kNoMember)
+    note_member(op.transfer, op.member, status, provider_status, nic, peer, now_, detail);
+}
+
 void Worker::report(Operation* op, Status status, int provider_status, int nic, const char* detail) {
   if (op->reported) return;
   op->reported = true;
   te_transfer* t = op->transfer;
   if (status != Status::kOk) {
-    note_failure(t, status, provider_status, nic, op->peer == nullptr ? -1 : op->peer->index, detail);
+    note(*op, status, provider_status, nic, detail);
     if (op->peer != nullptr) bump(op->peer->statistics.errors);
   }
   if (--t->unfinished == 0) end_transfer(t);
@@ -83,10 +93,10 @@ void Worker::forget_closing(Operation* op) {
 
 void Worker::release_operation(Operation* op) {
   active_.remove(op);
-  if (op->region != nullptr && op->kind != OperationKind::kCloseRegion) op->region->leave();
   if (op->admitted) unclaim(op);
-  if (op->pages != nullptr) engine_.retire_page_list(op->pages);
-  op->pages = nullptr;
+  if (op->flight != nullptr) return leave_flight(*op->flight);
+  if (op->region != nullptr && op->kind != OperationKind::kCloseRegion) op->region->leave();
+  engine_.retire_pages(op);
   if (op->block != nullptr) {
     BatchBlock* block = op->block;
     if (--block->remaining == 0) delete block;

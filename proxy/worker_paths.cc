@@ -55,6 +55,7 @@ void Worker::path_up(Peer& peer, uint32_t nic, uint32_t remote_nic) {
   }
   s.broken.erase(mended);
   if (!extra) s.paths_down &= ~(1u << nic);
+  ++peer.epoch;
   if (!peer.ready.empty()) schedule(peer);
 }
 
@@ -86,6 +87,7 @@ void Worker::path_down(Peer& peer, uint32_t nic, uint32_t remote_nic, PathId* sl
   provider_.close_path(nic, *slot);
   *slot = kNoPath;
   if (!extra) s.paths_down |= 1u << nic;
+  ++peer.epoch;
   const auto known = std::find_if(s.broken.begin(), s.broken.end(), [&](const Session::Broken& broken) {
     return broken.nic == nic && broken.extra == extra && broken.remote_nic == theirs;
   });
@@ -113,6 +115,7 @@ void Worker::nic_changed(uint32_t nic, bool up) {
   if (up) nics_up_ |= 1u << nic;
   else nics_up_ &= ~(1u << nic);
   if (!up) bump(nics_[nic].statistics.errors);
+  for (Peer* peer = known_.front(); peer != nullptr; peer = known_.next(peer)) ++peer->epoch;
 }
 
 // The NICs over which work towards the peer is dealt out.

@@ -12,10 +12,6 @@ namespace {
 
 constexpr uint32_t kFruitless = 8;
 
-// In flight towards one peer on one NIC. Several times what any NIC needs to be busy (50 GB/s for 100 us are 5 MB), and little
-// enough that messages, which queue behind it on a stream such as TCP's, are not late signs of life.
-constexpr uint64_t kPeerBytes = 32u << 20;
-
 }  // namespace
 
 bool Worker::post_peer(Peer& peer) {
@@ -58,8 +54,8 @@ bool Worker::post_ready(Peer& peer) {
 
 bool Worker::has_room(const Peer& peer, uint32_t nic) const {
   const uint32_t peer_depth = settings_.peer_depth == 0 ? nics_[nic].depth : settings_.peer_depth;
-  return nics_[nic].in_flight < nics_[nic].depth && peer.in_flight[nic] < peer_depth &&
-         peer.bytes_in_flight[nic] < kPeerBytes;
+  return nics_[nic].in_flight < nics_[nic].depth && nics_[nic].bytes_in_flight < settings_.nic_window_bytes &&
+         peer.in_flight[nic] < peer_depth && peer.bytes_in_flight[nic] < settings_.peer_window_bytes;
 }
 
 bool Worker::needs_immediate(const Operation& op, const Part& part, uint64_t unit) const {
@@ -67,7 +63,7 @@ bool Worker::needs_immediate(const Operation& op, const Part& part, uint64_t uni
 }
 
 uint32_t Worker::generate(Peer& peer, Operation& op, uint32_t budget) {
-  const Credits& credits = peer.session.credits;
+  const Credits& credits = peer.credits;
   uint32_t made = 0;
   for (uint32_t p = 0; p < op.parts; ++p) {
     Part& part = op.part[p];
@@ -227,26 +223,25 @@ void Worker::fill_immediate(Operation& op, const Part& part, uint64_t unit, Work
 // +1 when a request is generated, -1 when it is taken back or has completed.
 void Worker::account(Peer& peer, WorkItem* item, int direction) {
   const auto by = static_cast<uint32_t>(direction);
+  const uint64_t bytes = static_cast<uint64_t>(direction) * item->length;
   nics_[item->nic].in_flight += by;
+  nics_[item->nic].bytes_in_flight += bytes;
   peer.in_flight[item->nic] += by;
-  peer.bytes_in_flight[item->nic] += static_cast<uint64_t>(direction) * item->length;
+  peer.bytes_in_flight[item->nic] += bytes;
   total_in_flight_ += by;
-  nics_[item->nic].statistics.in_flight.store(nics_[item->nic].in_flight, std::memory_order_relaxed);
-  peer.in_flight_total.store(peer.in_flight_total.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
   if (item->operation != nullptr && item->kind != WorkKind::kMessage) {
     Operation& op = *item->operation;
     op.in_flight += by;
     if (op.transfer != nullptr) op.remote->in_flight += by;  // else it was fenced off: see orphan
     if (op.counter != nullptr) op.counter->in_flight += by;
-    if (direction > 0 && item->with_immediate)
-      ++peer.session.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
+    if (direction > 0 && item->with_immediate) ++peer.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
   }
 }
 
 void Worker::take_back(Peer& peer, uint32_t index) {
   WorkItem* item = batch_items_[index];
   --item->operation->part[item->part].next;
-  if (item->with_immediate) --peer.session.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
+  if (item->with_immediate) --peer.credits.sent[paired_nic(item->nic, peer.address.nic_count)];
   account(peer, item, -1);
   items_.give_back(item);
 }

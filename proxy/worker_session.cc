@@ -46,6 +46,8 @@ void Worker::ensure_connecting(Peer& peer) {
 Error Worker::start_session(Peer& peer) {
   if (!peer.known_link.linked) known_.push_back(&peer);
   peer.session = Session{};
+  peer.credits = Credits{};
+  ++peer.epoch;
   Session& s = peer.session;
   if (!random_bytes(&s.token, sizeof s.token)) return Error(Status::kTransport, "getrandom failed");
   s.number = next_session_++;
@@ -247,8 +249,8 @@ void Worker::adopt(Peer& peer, const Hello& hello) {
   s.their_token = hello.sender_token;
   s.their_index = hello.sender_index;
   s.their_number = hello.session;
-  s.credits.their_window = hello.immediate_window;
-  s.credits.their_queue_bytes = hello.message_queue_bytes;
+  peer.credits.their_window = hello.immediate_window;
+  peer.credits.their_queue_bytes = hello.message_queue_bytes;
   s.stream.their_window = hello.message_window;
   s.stream.fragment_bytes = hello.fragment_bytes;
   s.slots = hello.slots;
@@ -261,6 +263,7 @@ void Worker::connected(Peer& peer) {
   lose_older(peer);
   peer.fate.store(Fate::kMayReturn, std::memory_order_relaxed);
   peer.state.store(TE_PEER_CONNECTED, std::memory_order_release);
+  ++peer.epoch;
   std::vector<Operation*> connects;
   connects.swap(peer.connects);
   for (Operation* op : connects) finish(op);
@@ -384,19 +387,20 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
   }
   for (uint32_t i = 0; i < nic_count_; ++i) {
     nics_[i].in_flight -= peer.in_flight[i];
+    nics_[i].bytes_in_flight -= peer.bytes_in_flight[i];
     total_in_flight_ -= peer.in_flight[i];
     peer.former_in_flight += peer.in_flight[i];
     peer.in_flight[i] = 0;
     peer.bytes_in_flight[i] = 0;
-    nics_[i].statistics.in_flight.store(nics_[i].in_flight, std::memory_order_relaxed);
   }
-  peer.in_flight_total.store(0, std::memory_order_relaxed);
   if (s.hello_seen) {
     peer.last_their_index = s.their_index;
     peer.last_their_token = s.their_token;
   }
   drop_resends(peer);
   peer.session = Session{};
+  peer.credits = Credits{};
+  ++peer.epoch;
   scheduled_.remove(&peer);
   std::erase(with_untaken_, &peer);
   engine_.counters_.for_each([this](Counter& counter) {
@@ -448,8 +452,7 @@ void Worker::drop_attachments(Peer& peer) {
     remote.revoke_pending = false;
     remote.in_flight = 0;  // what the lost session left in flight is no longer counted anywhere
     const Attachment state = remote.state.load(std::memory_order_relaxed);
-    if (state == Attachment::kAttached || state == Attachment::kAttaching)
-      remote.state.store(Attachment::kNew, std::memory_order_release);
+    if (state == Attachment::kAttached || state == Attachment::kAttaching) set_attachment(remote, Attachment::kNew);
   };
   for (auto& [serial, region] : peer.remote_regions) {
     drop(*region);
@@ -478,6 +481,7 @@ uint32_t Worker::writes_in_flight(const Peer& peer) const {
 void Worker::say_bye(Peer& peer) {
   if (!peer.connected()) return;
   peer.session.saying_bye = true;
+  ++peer.epoch;
   schedule(peer);
   finish_bye(peer);
 }
@@ -485,6 +489,7 @@ void Worker::say_bye(Peer& peer) {
 void Worker::take_bye(Peer& peer, bool for_good) {
   if (for_good) peer.fate.store(Fate::kClosed, std::memory_order_relaxed);
   peer.session.their_bye = true;
+  ++peer.epoch;
   peer.session.bye_done = true;  // it drained before it said so
   fail_all(peer, Status::kPeerLost, "the peer closed its engine or disconnected");
   schedule(peer);

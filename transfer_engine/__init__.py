@@ -36,15 +36,18 @@ from .errors import (
 )
 from .memory import Buffer, Region, RegionSlice
 from .messages import Message, Messages
-from .pages import Pages, PageWrite, Write
+from .pages import Pages, PageWrite, Scatter, Write
 from .peers import Peer
+from .prepared import Prepared
 from .probing import probe
 from .settings import Settings
-from .transfers import Transfer
+from .transfers import Transfer, TransferTimes
 
 if TYPE_CHECKING:
     from . import rendezvous, topology
+    from .groups import PeerGroup
     from .rendezvous import Rendezvous
+    from .targets import Target
 
 __all__ = [
     "Address",
@@ -65,9 +68,11 @@ __all__ = [
     "Pages",
     "Peer",
     "PeerError",
+    "PeerGroup",
     "PeerLost",
     "PeerRestarted",
     "PeerUnreachable",
+    "Prepared",
     "RangeError",
     "Region",
     "RegionClosed",
@@ -78,11 +83,14 @@ __all__ = [
     "RemoteSlice",
     "Rendezvous",
     "ResourceExhausted",
+    "Scatter",
     "Settings",
+    "Target",
     "Transfer",
     "TransferCancelled",
     "TransferEngineError",
     "TransferTimeout",
+    "TransferTimes",
     "TransportError",
     "TransportUnavailable",
     "Write",
@@ -94,12 +102,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Modules that most programs do not need are loaded on first use."""
-    if name == "Rendezvous":
-        from .rendezvous import Rendezvous
+_LATE = {"PeerGroup": ".groups", "Rendezvous": ".rendezvous", "Target": ".targets"}
 
-        return Rendezvous
+
+def __getattr__(name: str) -> object:
+    """Modules that most programs do not need, or that need numpy, are loaded on first use."""
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name], __name__), name)
     if name in ("rendezvous", "topology"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -155,8 +155,10 @@ class EngineHandle:
                 hint="libfabric's shm waits for ever for a lock that a killed process held: restart this process",
             )
 
-    def failure(self, operation: str, status: int, error: Any, note: str = "") -> TransferEngineError:
-        """The exception for a failed call, with the names of peer and NIC."""
+    def failure(
+        self, operation: str, status: int, error: Any, note: str = "", names: dict[int, str] | None = None
+    ) -> TransferEngineError:
+        """The exception for a failed call, with the names of peer and NIC. `names` remembers those of peers."""
         hint = None
         if status == _native.CLOSED and self.state == OPEN:
             hint = "this counter was closed, the engine is open: make another with engine.counter()"
@@ -164,11 +166,21 @@ class EngineHandle:
             status, hint = lib.TE_ERR_ARGUMENT, "open both engines on one transport, and exchange addresses again"
         elif status == lib.TE_ERR_RANGE and operation in ("write_pages", "write_batch"):
             hint = "page i is page_bytes long, at offset_bytes + indices[i] * stride_bytes; all of it must be inside"
+        elif status == _native.STALE and operation in ("scatter", "barrier"):
+            hint = "target.replace(member, remote, notify=...) fills the place that group.replace() left"
+        elif status == lib.TE_ERR_RANGE and operation == "scatter":
+            hint = "lengths[i] bytes from src_offsets[i] must lie in the source, and from dst_offsets[i] in remote i"
         peer = None
         if error.peer >= 0:
-            address = self.address_of(error.peer)
-            peer = f"#{error.peer}" if address is None else str(address)
+            peer = names.get(error.peer) if names else None
+            peer = peer or self._name_of(error.peer)
+            if names is not None:
+                names[error.peer] = peer
         return _native.failure(operation, status, error, peer=peer, nics=self.nic_names, note=note, hint=hint)
+
+    def _name_of(self, index: int) -> str:
+        address = self.address_of(index)
+        return f"#{index}" if address is None else str(address)
 
     def persist(self, submit: Callable[[], Any], error: Any, timeout_s: float | None) -> Any:
         """Goes on while the core has no free slot, until the deadline: a null pointer, or what `submit` gave.

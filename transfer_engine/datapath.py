@@ -137,7 +137,7 @@ class Datapath:
         if handle.state:
             handle.refuse("write_pages")
         args = ffi.new("te_page_args *")
-        alive = _fill_pages(handle, args, source, target, notify, flush, "write_pages")
+        alive = fill_pages(handle, args, source, target, notify, flush, "write_pages")
         error = thread_state.error
         submit = partial(lib.te_write_pages, handle.pointer, args, nanoseconds(timeout_s), error)
 
@@ -200,11 +200,11 @@ class Datapath:
 def _fill_entry(handle: EngineHandle, entry: Any, write: object) -> object:
     """Returns what must stay alive until the transfer has ended."""
     if isinstance(write, Write):
-        entry.write = _write_args(handle, write)
+        entry.write = write_args(handle, write, "write_batch")
         return write.source
     if isinstance(write, PageWrite):
         entry.is_pages = 1
-        indices = _fill_pages(handle, entry.pages, write.source, write.target, write.notify, write.flush, "write_batch")
+        indices = fill_pages(handle, entry.pages, write.source, write.target, write.notify, write.flush, "write_batch")
         return indices, write.source.region
     raise ArgumentTypeError(f"a {type(write).__name__}; expected te.Write or te.PageWrite", operation="write_batch")
 
@@ -216,7 +216,7 @@ def _of_entry(index: int, error: TransferEngineError) -> TransferEngineError:
     return error
 
 
-def _write_args(handle: EngineHandle, write: Write) -> tuple[int, ...]:
+def write_args(handle: EngineHandle, write: Write, operation: str) -> tuple[int, ...]:
     """A te_write_args in the order of its fields: one conversion instead of seven."""
     source, target = write.source, write.target
     region, source_offset, length = (
@@ -231,13 +231,13 @@ def _write_args(handle: EngineHandle, write: Write) -> tuple[int, ...]:
     )
     if length != target_length or region._closed or region._handle is not handle:
         _refuse(handle, region, length, target_length)
-    remote = _remote(handle, descriptor, "write_batch")
-    counter = _counter(handle, write.notify, "write_batch")
+    remote = _remote(handle, descriptor, operation)
+    counter = _counter(handle, write.notify, operation)
     flags = _flags(write.flush)
     return region._id, remote, counter, flags, source_offset, target_offset, length
 
 
-def _fill_pages(
+def fill_pages(
     handle: EngineHandle,
     args: Any,
     source: Pages,

@@ -8,10 +8,10 @@ import logging
 import os
 import socket
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _native, messages, peers, probing, stats
 from ._handle import CLOSED, FORKED, EngineHandle
@@ -23,10 +23,15 @@ from .dispatcher import Dispatcher
 from .errors import ArgumentTypeError, ConfigError, TransferEngineError, refuse_callback, refuse_pickle
 from .memory import Buffer, Region
 from .messages import Message, Messages
-from .peers import Peer
+from .pages import PageWrite, Scatter, Write
+from .peers import Peer, PeerName
+from .prepared import Prepared
 from .settings import Settings, to_native
 from .spans import parse_device, span_of
 from .transfers import Transfer
+
+if TYPE_CHECKING:
+    from .groups import PeerGroup
 
 _JOIN_S = 5.0  # how long close() waits for a callback that is running
 
@@ -178,6 +183,18 @@ class Engine(Datapath):
         """
         return Counter(self._handle)
 
+    def prepare(self, operation: Write | PageWrite | Scatter) -> Prepared:
+        """Checks an operation and copies what describes it, once: `prepared.post()` then starts it, as often as wanted.
+
+        Args:
+            operation: what to do. Index and offset arrays are copied now; the bytes are read at each post.
+
+        Raises:
+            TransferEngineError: as for `write`, `write_pages` and `target.scatter`.
+            ResourceExhausted: too many are prepared.
+        """
+        return Prepared(self._handle, operation)
+
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def send(
@@ -233,6 +250,26 @@ class Engine(Datapath):
     def fence(self, address: Address | bytes | str, *, timeout_s: float | None = None) -> Transfer:
         """For the owner of memory: the transfer ends when nothing of that peer can land here any more."""
         return self._towards(lib.te_peer_fence, "fence", address, timeout_s)
+
+    def peer_group(
+        self, members: Iterable[PeerName], *, place: int | None = None, timeout_s: float | None = None
+    ) -> PeerGroup:
+        """Peers that are written to together; starts to connect to all of them: see `group.wait()`.
+
+        Args:
+            members: their addresses, at most 65,536. This engine may be among them, and a peer several times.
+            place: the own index among the members, which decides whom scatters reach first and over which NIC. None
+                finds it by the identities of all: right wherever the same engines form the group.
+            timeout_s: seconds for connecting; None is the engine's default deadline.
+
+        Raises:
+            DescriptorError, ArgumentTypeError: members that are no addresses.
+            RangeError: `place` is not among the members.
+            ResourceExhausted: more peers than `max_peers`.
+        """
+        from .groups import PeerGroup  # here: numpy comes with it
+
+        return PeerGroup(self._handle, members, place, timeout_s)
 
     def on_peer_lost(self, callback: Callable[[Peer], object]) -> Callable[[], None]:
         """Calls `callback(peer)` in the dispatcher thread whenever a peer is lost. What it raises is logged.

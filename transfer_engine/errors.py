@@ -75,7 +75,7 @@ class TransferEngineError(Exception):
         head = f"{self.operation}: {self.message}" if self.operation else self.message
         details = []
         if self.peer:
-            details.append(f"peer {_shortened(self.peer)}")
+            details.append(f"peer {shortened(self.peer)}")
         if self.nic:
             details.append(f"nic {self.nic}")
         if self.status:
@@ -112,8 +112,11 @@ def refuse_pickle(value: object, instead: str) -> NoReturn:
     )
 
 
-def _shortened(text: str, most: int = 80) -> str:
-    """Addresses of engines with many NICs are long: both ends tell them apart, `peer` holds all of it."""
+def shortened(text: str, most: int = 80) -> str:
+    """At most that many characters.
+
+    Addresses of engines with many NICs are long: both ends tell them apart, and `peer` holds all of it.
+    """
     return text if len(text) <= most else f"{text[: most - 12]}...{text[-9:]}"
 
 
@@ -192,7 +195,7 @@ class TransportError(TransferEngineError):
 
 
 class EngineClosed(TransferEngineError):
-    """The engine, or the counter in question, was closed."""
+    """The engine was closed, or the counter, group, target or prepared transfer in question."""
 
     default_hint = "open a new te.Engine; keep it open until its transfers have ended"
 

@@ -1,10 +1,10 @@
-"""Plain descriptions of writes: paged sides and the entries of a batch."""
+"""Plain descriptions of operations: paged sides, the entries of a batch, what can be prepared."""
 
 from __future__ import annotations
 
 import operator
 import sys
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .descriptors import CounterDescriptor, RegionDescriptor, RemoteSlice
@@ -13,6 +13,8 @@ from .memory import Buffer, Region, RegionSlice
 
 if TYPE_CHECKING:
     import numpy
+
+    from .targets import Target
 
 _MAX_BYTES = 1 << 63
 
@@ -60,7 +62,7 @@ class Pages:
             ("offset_bytes", self.offset_bytes, 0),
         ):
             object.__setattr__(self, name, _bounded(name, value, low))
-        object.__setattr__(self, "indices", _integers(self.indices))
+        object.__setattr__(self, "indices", integers(self.indices, "indices", "Pages"))
 
 
 def _bounded(name: str, value: Any, low: int) -> int:
@@ -74,34 +76,44 @@ def _bounded(name: str, value: Any, low: int) -> int:
     return number
 
 
-def _integers(indices: Any) -> numpy.ndarray[Any, Any]:
-    """The indices as an int32 or int64 array, without a copy where they are one already."""
+def integers(values: Any, name: str, operation: str) -> numpy.ndarray[Any, Any]:
+    """The values as a one-dimensional int32 or int64 array, without a copy where they are one already.
+
+    Args:
+        values: an array, tensor or sequence.
+        name: what they are called in errors, in the plural.
+        operation: the call that they are for.
+
+    Raises:
+        ArgumentTypeError: no integers that int64 holds safely.
+        ArgumentError: not of one dimension.
+    """
     import numpy as np
 
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(indices, torch.Tensor):
-        if indices.device.type != "cpu":
-            raise ArgumentTypeError(f"indices on {indices.device}: pass indices in host memory", operation="Pages")
-        indices = indices.detach().numpy()
-    elif isinstance(indices, range):
-        indices = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
-    elif not isinstance(indices, np.ndarray):
+    if torch is not None and isinstance(values, torch.Tensor):
+        if values.device.type != "cpu":
+            raise ArgumentTypeError(f"{name} on {values.device}: pass {name} in host memory", operation=operation)
+        values = values.detach().numpy()
+    elif isinstance(values, range):
+        values = np.arange(values.start, values.stop, values.step, dtype=np.int64)
+    elif not isinstance(values, np.ndarray):
         try:
-            len(indices)  # refuses scalars
-            indices = np.asarray(indices)
+            len(values)  # refuses scalars
+            values = np.asarray(values)
         except (TypeError, ValueError, OverflowError) as cause:
-            raise ArgumentTypeError(f"indices are no array of integers: {cause}", operation="Pages") from None
-    array: numpy.ndarray[Any, Any] = indices
+            raise ArgumentTypeError(f"{name} are no array of integers: {cause}", operation=operation) from None
+    array: numpy.ndarray[Any, Any] = values
     if array.ndim != 1:
-        raise ArgumentError(f"indices must have one dimension, got shape {array.shape}", operation="Pages")
+        raise ArgumentError(f"{name} must have one dimension, got shape {array.shape}", operation=operation)
     if not array.size:  # numpy makes float64 of nothing
         return np.empty(0, np.int64)
     dtype = array.dtype
     if dtype.kind not in "iu" or not np.can_cast(dtype, np.int64, "safe"):
         raise ArgumentTypeError(
-            f"indices of dtype {dtype} do not convert to int64 safely",
-            operation="Pages",
-            hint="use int32 or int64 indices",
+            f"{name} of dtype {dtype} do not convert to int64 safely",
+            operation=operation,
+            hint=f"use int32 or int64 {name}",
         )
     if dtype.kind == "i" and dtype.itemsize in (4, 8) and dtype.isnative:
         return array
@@ -110,7 +122,7 @@ def _integers(indices: Any) -> numpy.ndarray[Any, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """One contiguous write in a batch: the arguments of `engine.write`."""
+    """One contiguous write, in a batch or to prepare: the arguments of `engine.write`."""
 
     source: Region | RegionSlice
     target: RegionDescriptor | RemoteSlice
@@ -120,9 +132,23 @@ class Write:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageWrite:
-    """One paged write in a batch: the arguments of `engine.write_pages`."""
+    """One paged write, in a batch or to prepare: the arguments of `engine.write_pages`."""
 
     source: Pages
     target: Pages
     notify: CounterDescriptor | None = None
     flush: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scatter:
+    """A scatter to prepare: the arguments of `target.scatter`."""
+
+    target: Target
+    region: Region | RegionSlice
+    _: KW_ONLY
+    src_offsets: Any = None
+    lengths: Any
+    dst_offsets: Any = None
+    flush: bool = False
+    shard: str | None = None

@@ -217,6 +217,12 @@ class Settings:
     operations_per_peer: int = _setting(4096, _integer(1, 1 << 20), "the same towards one peer")
     nic_depth: int = _setting(0, _integer(0, 1 << 20), "work requests in flight per NIC; 0: the provider's")
     peer_depth: int = _setting(0, _integer(0, 1 << 20), "work requests in flight per NIC and peer; 0: nic_depth")
+    peer_window_bytes: int = _setting(
+        32 << 20,
+        _integer(4096, 1 << 40),
+        "bytes: in flight per NIC and peer; one work request may reach over it",
+    )
+    nic_window_bytes: int = _setting(256 << 20, _integer(4096, 1 << 40), "bytes: in flight per NIC, to all peers")
     immediate_window: int = _setting(256, _integer(2, 1 << 20), "notifications in flight granted to each peer and NIC")
     assembly_slots: int = _setting(32, _integer(1, 64), "slots granted to each peer for writes cut over NICs")
     message_window: int = _setting(32, _integer(4, 1024), "message fragments in flight per peer")
@@ -364,9 +370,9 @@ def to_native(settings: Settings) -> tuple[Any, list[Any]]:
 
 
 _SAME_NAME = (
-    "operations", "operations_per_peer", "nic_depth", "peer_depth", "immediate_window", "assembly_slots",
-    "message_window", "max_message_bytes", "message_queue_bytes", "chunk_bytes", "shard_bytes", "max_peers",
-    "max_regions", "max_counters", "bursts",
+    "operations", "operations_per_peer", "nic_depth", "peer_depth", "peer_window_bytes", "nic_window_bytes",
+    "immediate_window", "assembly_slots", "message_window", "max_message_bytes", "message_queue_bytes", "chunk_bytes",
+    "shard_bytes", "max_peers", "max_regions", "max_counters", "bursts",
 )  # fmt: skip
 _OF_RDMA = (
     "pkey_index", "path_mtu", "service_level", "traffic_class", "ack_timeout", "retry_count", "rnr_retry", "rnr_timer",

@@ -15,11 +15,12 @@ _COUNTS = (
     "damaged_messages", "operations_in_use", "transfers_alive", "regions", "remote_regions", "counters", "peers",
 )  # fmt: skip
 _NIC_COUNTS = (
-    "depth", "in_flight", "writes", "write_bytes", "sends", "receives", "immediates", "reads", "errors", "busy",
+    "depth", "in_flight", "bytes_in_flight", "writes", "write_bytes", "sends", "receives", "immediates", "reads",
+    "errors", "busy",
 )  # fmt: skip
 _PEER_COUNTS = (
-    "operations", "in_flight", "writes", "write_bytes", "messages_sent", "messages_received", "immediates_received",
-    "errors",
+    "operations", "in_flight", "bytes_in_flight", "immediates_in_flight", "immediate_window", "writes", "write_bytes",
+    "messages_sent", "messages_received", "immediates_received", "errors",
 )  # fmt: skip
 
 
@@ -61,6 +62,8 @@ def nic(handle: EngineHandle, index: int) -> dict[str, Any]:
         "address": nic_text(info.address),
         "up": bool(info.up),
         "state": _native.text(info.state),
+        "relaxed_ordering": bool(info.relaxed_ordering),
+        "ordering_reason": _native.text(info.ordering_reason),
         **counts,
     }
 

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _native
 from ._awaiting import Waiter
 from ._handle import FORKED, EngineHandle
-from ._native import FOREVER_NS, SLICE_NS, lib, thread_state
+from ._native import FOREVER_NS, SLICE_NS, ffi, lib, thread_state
 from .dispatcher import Dispatcher, call_guarded
-from .errors import TransferEngineError, TransferTimeout, refuse_callback, refuse_pickle
+from .errors import TransferEngineError, TransferTimeout, refuse_callback, refuse_pickle, shortened
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in `typing` since 3.11
 
+_NAMED = 8  # members in an error's text
+_NONE_FAILED: Mapping[int, TransferEngineError] = MappingProxyType({})
+
 _WAIT_HINT = "wait again; or cancel() it, and wait_quiesced() before its memory is reused"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTimes:
+    """When a transfer passed what it passes. Seconds after its submission; None: under way, or it is not recorded.
+
+    Attributes:
+        submitted_s: its submission, on the clock of `time.monotonic()`.
+        taken_s: the worker took it over. Scatters and barriers only, as the next two.
+        first_post_s: the first work request was with the provider.
+        posted_s: every member had its turn; those that had no room were left waiting.
+        finished_s: it ended.
+    """
+
+    submitted_s: float
+    taken_s: float | None
+    first_post_s: float | None
+    posted_s: float | None
+    finished_s: float | None
 
 
 class Transfer:
@@ -112,6 +136,24 @@ class Transfer:
                 operation="wait_quiesced",
                 hint="do not reuse the memory; disconnect() the peer, or close the region",
             )
+
+    @property
+    def failed_members(self) -> Mapping[int, TransferEngineError]:
+        """Of a scatter or barrier that has ended: the members whose part failed, each with its error.
+
+        In the order of failure. Empty while it is under way, when all went well, and for other operations.
+        """
+        return _NONE_FAILED
+
+    @property
+    def times(self) -> TransferTimes:
+        """When it was submitted, taken over, posted and finished; only the first while it is under way."""
+        self._handle.ensure_native("times")
+        native = ffi.new("te_times *")
+        lib.te_transfer_times(self._pointer, native)
+        begin = native.submitted_ns
+        passed = (native.taken_ns, native.first_post_ns, native.posted_ns, native.finished_ns)
+        return TransferTimes(begin / 1e9, *((at - begin) / 1e9 if at else None for at in passed))
 
     def add_done_callback(self, function: Callable[[Self], object]) -> None:
         """Calls `function(transfer)` once it has ended, in the engine's dispatcher thread.
@@ -211,6 +253,68 @@ class Transfer:
             callbacks, self._callbacks = self._callbacks, []
         for function in callbacks or ():
             call_guarded(function, self)
+
+
+class GroupTransfer(Transfer):
+    """A scatter or barrier: its error names the members that failed. It keeps its region and the number of members."""
+
+    __slots__ = ("_failed",)  # set when it fails
+
+    @property
+    def failed_members(self) -> Mapping[int, TransferEngineError]:
+        """The members whose part failed, each with its error, in the order of failure; empty until it has ended."""
+        return self._failed if self.done() and self._error is not None else _NONE_FAILED
+
+    def _explain(self, error: TransferEngineError) -> TransferEngineError:
+        failed = self._fetch_failed()
+        self._failed = MappingProxyType(failed)
+        if not failed:
+            return error
+        note = "" if self.request_id is None else f" (request {self.request_id!r})"
+        count: int = self._keep[1]  # type: ignore[index]
+        return of_members(failed, count, self.operation, note)
+
+    def _fetch_failed(self) -> dict[int, TransferEngineError]:
+        count = ffi.new("uint32_t *")
+        lib.te_transfer_failed_members(self._pointer, ffi.NULL, ffi.NULL, 0, count)
+        total = int(count[0])
+        members, errors = ffi.new("uint32_t[]", total), ffi.new("te_error[]", total)
+        lib.te_transfer_failed_members(self._pointer, members, errors, total, count)
+        names: dict[int, str] = {}  # a peer may be many members
+        return {
+            int(members[i]): self._handle.failure(self.operation, errors[i].status, errors[i], names=names)
+            for i in range(total)
+        }
+
+
+def of_members(
+    failed: Mapping[int, TransferEngineError], count: int, operation: str, note: str = ""
+) -> TransferEngineError:
+    """One error for the members that failed, of the type of the first of them.
+
+    Args:
+        failed: by member, the first failure first; not empty.
+        count: how many members there are.
+        operation: what they failed at.
+        note: put behind the message.
+    """
+    first_member, first = next(iter(failed.items()))
+    message = f"{len(failed)} of {count} members failed: {_listed(failed.items())}"
+    return type(first)(
+        f"{message}; member {first_member}: {first.message}{note}",
+        operation=operation,
+        peer=first.peer,
+        nic=first.nic,
+        status=first.status,
+        elapsed_s=first.elapsed_s,
+        hint=first.hint,
+    )
+
+
+def _listed(failed: Iterable[tuple[int, TransferEngineError]]) -> str:
+    texts = [f"{member} (peer {shortened(e.peer, 40)})" if e.peer else f"{member}" for member, e in failed]
+    rest = len(texts) - _NAMED
+    return ", ".join(texts[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _in_slices(

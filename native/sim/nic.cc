@@ -46,6 +46,7 @@ NicInfo Nic::info() const {
   NicInfo info;
   info.name = name_;
   info.up = up() && !host_.killed;
+  info.ordering_reason = "the simulated fabric has no PCIe";
   info.address.length = static_cast<uint32_t>(endpoint_->address.size());
   std::memcpy(info.address.bytes, endpoint_->address.data(), endpoint_->address.size());
   return info;
@@ -68,7 +69,7 @@ void Nic::set_up() {
 
 Error Nic::register_memory(const MemorySpan& span, MemoryKey* key) {
   const auto nic = static_cast<int>(index_);
-  if (span.device_kind != TE_DEVICE_HOST)
+  if (span.device_kind != TE_DEVICE_HOST || span.dmabuf_fd >= 0)
     return Error(Status::kRegistration, "the simulated fabric registers host memory only", ENOSYS, nic);
   if (span.address == nullptr || span.length == 0)
     return Error(Status::kRegistration, "an empty span cannot be registered", EINVAL, nic);

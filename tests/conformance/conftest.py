@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .rig import SKIPPED, TRANSPORTS, Case, Child, Rig, on
+from .rig import LIFE_S, SKIPPED, TRANSPORTS, Case, Child, Rig, on
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,7 +38,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 # In the emulated guest all takes tens of times as long: there each scenario of these files runs in one case, with the
 # other side in a process of its own where that is one of its cases. TE_TEST_ALL=1 runs all.
-GUEST_FILES = ("test_writes", "test_pages", "test_messages", "test_counters", "test_regions", "test_peers")
+GUEST_FILES = (
+    "test_writes", "test_pages", "test_messages", "test_counters", "test_regions", "test_peers", "test_scatter",
+    "test_barrier", "test_prepared",
+)  # fmt: skip
 GUEST_TOO_LONG = (
     "test_more_pages_than_one_notification_can_name_are_counted_exactly",
     "test_many_peers_come_and_go_without_a_collective_step",
@@ -124,3 +128,10 @@ def rig(case: Case, spawn: Callable[[], Child], shared_child: Callable[[], Child
     made = Rig(case, spawn, shared_child)
     yield made
     made.close()
+
+
+@pytest.fixture
+def life(rig: Rig) -> dict[str, Any]:
+    settings = {"peer_timeout_s": LIFE_S, "connect_timeout_s": 0.7, "shard_bytes": 1000}
+    rig.set_up(**settings)
+    return settings

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 import transfer_engine as te
 
-from .rig import SOON_S, Rig, eventually, on
+from .rig import SOON_S, Rig, eventually, in_threads, on
 
 THREADS = 64
-
-
-def in_threads(count: int, work: Callable[[int], None], bound_s: float = 2 * SOON_S) -> None:
-    """Runs work(0) ... work(count - 1), all begun at one moment; whatever they raise is raised here."""
-    gate = threading.Barrier(count)
-    errors: list[BaseException] = []
-
-    def run(k: int) -> None:
-        try:
-            gate.wait(SOON_S)
-            work(k)
-        except BaseException as error:  # noqa: BLE001 - handed on below
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(bound_s)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
 
 
 @on(nics=(1, 3))

@@ -13,41 +13,9 @@ import pytest
 
 import transfer_engine as te
 
-from .rig import POISON, SOON_S, Child, Link, Rig, eventually, on
-
-LIFE_S = 0.6  # peer_timeout_s of these tests
-BOUND_S = LIFE_S + 3.0  # this machine may be busy
+from .rig import BOUND_S, LIFE_S, POISON, SOON_S, Link, Mortal, Rig, eventually, on, on_mortals
 
 IDENTITY = bytes(range(1, 17))
-
-
-class Mortal:
-    """A far side that can die: by SIGKILL in a process of its own, or by an injected fault."""
-
-    def __init__(self, rig: Rig, **settings: Any) -> None:
-        self._child: Child | None = rig.spawn() if rig.case.apart else None
-        self.far = rig.another_far(self._child, **settings)
-
-    def kill(self) -> None:
-        if self._child is None:
-            self.far.engine._inject("kill")
-        else:
-            self._child.kill()
-
-
-# The simulated fabric kills engines of this process; elsewhere a process is killed. Not on shm: libfabric 1.17 waits
-# for ever for a lock that the killed process held (one time in ten), and a long write to the dead stops all long
-# writes of that NIC. See "Known limits" in docs/contract.md.
-on_mortals = pytest.mark.cases(
-    [*on(nics=(2,), faults=True).mark.args[0], *on(nics=(2,), apart=True, transports=("tcp",)).mark.args[0]]
-)
-
-
-@pytest.fixture
-def life(rig: Rig) -> dict[str, Any]:
-    settings = {"peer_timeout_s": LIFE_S, "connect_timeout_s": 0.7, "shard_bytes": 1000}
-    rig.set_up(**settings)
-    return settings
 
 
 def load(link: Link) -> list[te.Transfer]:

@@ -121,9 +121,9 @@ TEST_CASE("cx7 provider: without its datagram queue pair a NIC says so, keeps it
   REQUIRE(a.provider->post(0, std::span(&request, 1)).posted == 1);
   REQUIRE(until(a, b, [&] { return a.count(CompletionKind::kSent) == 1; }));
   CHECK(a.seen.back().status == Status::kOk);
-  // Each of its 128 receives is flushed once, and none is posted again.
+  // Each of its 128 receives, and of the datagrams that it was sending (64 at most), is flushed once, and none is posted again.
   for (int i = 0; i < 10'000; ++i) a.poll();
-  CHECK(fabric.v.statistic("error_completions") <= 128 + 1);
+  CHECK(fabric.v.statistic("error_completions") <= 128 + 64);
 }
 
 TEST_CASE("cx7 provider: a path that is reset ends what it carried, and the other side hears of it") {

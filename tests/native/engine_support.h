@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -115,6 +116,21 @@ class Transfer {
   void cancel() { te_transfer_cancel(transfer_); }
   void release() { te_transfer_release(std::exchange(transfer_, nullptr)); }
   const te_error& error() const { return error_; }
+  // By member.
+  std::map<uint32_t, te_error> failed_members() {
+    uint32_t members[64], count = 0;
+    te_error errors[64];
+    REQUIRE(te_transfer_failed_members(transfer_, members, errors, 64, &count) == TE_OK);
+    REQUIRE(count <= 64);
+    std::map<uint32_t, te_error> failed;
+    for (uint32_t i = 0; i < count; ++i) CHECK(failed.emplace(members[i], errors[i]).second);
+    return failed;
+  }
+  te_times times() const {
+    te_times times{};
+    CHECK(te_transfer_times(transfer_, &times) == TE_OK);
+    return times;
+  }
   std::string message() const { return error_.message; }
 
  private:
@@ -347,6 +363,21 @@ class Player {
   Transfer send(int32_t peer, const void* data, uint64_t length, int64_t timeout_ns = -1) {
     return submit(timeout_ns,
                   [&](int64_t timeout, te_error* why) { return te_send(engine, peer, data, length, timeout, why); });
+  }
+
+  // --- peer groups ---
+  te_handle target(const std::vector<te_target_member>& members, int32_t place = -1) {
+    te_handle handle = TE_NONE;
+    const int32_t status =
+        te_target_open(engine, members.data(), static_cast<uint32_t>(members.size()), place, &handle, &error);
+    REQUIRE_MESSAGE(status == TE_OK, error.message);
+    return handle;
+  }
+  Transfer scatter(const te_scatter_args& args, int64_t timeout_ns = -1) {
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_scatter(engine, &args, timeout, why); });
+  }
+  Transfer post(te_handle prepared, int64_t timeout_ns = -1) {
+    return submit(timeout_ns, [&](int64_t timeout, te_error* why) { return te_post(engine, prepared, timeout, why); });
   }
 
   // --- the rest ---

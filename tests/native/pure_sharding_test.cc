@@ -161,4 +161,102 @@ TEST_CASE("pure: a range fits only if no byte of it is outside, whatever overflo
   }
 }
 
+static GroupKey group_key(uint64_t value) {
+  GroupKey key{};
+  for (int i = 0; i < 8; ++i) key[i] = static_cast<uint8_t>(value >> (8 * i) & 0xFF);
+  return key;
+}
+
+// All engines of a group deal one scatter out as Worker::post_member does; received[r][nic] and sent[s][nic] count.
+struct Dealt {
+  std::vector<std::vector<uint32_t>> sent, received;
+  std::vector<std::vector<uint32_t>> first;  // [step][receiver]: how many write to it at that step
+};
+
+static Dealt deal(uint32_t engines, uint32_t nics, bool self, bool by_place, uint32_t round, uint64_t seed) {
+  std::vector<GroupKey> keys(engines);
+  for (uint32_t i = 0; i < engines; ++i) keys[i] = group_key((i + 1) * 0x9E3779B97F4A7C15u ^ seed);
+  Dealt dealt;
+  dealt.sent.assign(engines, std::vector<uint32_t>(nics));
+  dealt.received = dealt.sent;
+  dealt.first.assign(engines, std::vector<uint32_t>(engines));
+  for (uint32_t sender = 0; sender < engines; ++sender) {
+    std::vector<uint32_t> members;
+    for (uint32_t i = 0; i < engines; ++i)
+      if (self || i != sender) members.push_back(i);
+    std::vector<GroupKey> member_keys;
+    for (const uint32_t member : members) member_keys.push_back(keys[member]);
+    const std::vector<uint32_t> order =
+        posting_order(member_keys, keys[sender], by_place ? static_cast<int32_t>(sender) : -1);
+    for (uint32_t position = 0; position < order.size(); ++position) {
+      const uint32_t nic = (position + round) % nics;
+      ++dealt.sent[sender][nic];
+      ++dealt.received[members[order[position]]][nic];
+      ++dealt.first[position][members[order[position]]];
+    }
+  }
+  return dealt;
+}
+
+static uint32_t spread(const std::vector<uint32_t>& counts) {
+  const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
+  return *most - *least;
+}
+
+TEST_CASE("pure: the NICs of every sender and every receiver of a group are within one message of each other") {
+  for (uint32_t engines = 2; engines <= 512; engines += engines < 20 ? 1 : engines < 100 ? 13 : 59)
+    for (const uint32_t nics : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 15u, 16u})
+      for (const uint32_t kind : {0u, 1u, 2u}) {  // by identity with and without ourselves, by place
+        const Dealt dealt = deal(engines, nics, kind != 1, kind == 2, engines % 5, engines * 31);
+        for (uint32_t i = 0; i < engines; ++i)
+          if (spread(dealt.sent[i]) > 1 || spread(dealt.received[i]) > 1)
+            FAIL("engines ", engines, ", NICs ", nics, ", kind ", kind, ", engine ", i);
+      }
+}
+
+TEST_CASE("pure: no two engines of a group write to the same one at the same step") {
+  for (const uint32_t engines : {2u, 3u, 16u, 65u})
+    for (const uint32_t kind : {0u, 1u, 2u}) {
+      const Dealt dealt = deal(engines, 2, kind != 1, kind == 2, 0, engines);
+      for (const std::vector<uint32_t>& step : dealt.first)
+        for (const uint32_t writers : step) CHECK(writers <= 1);
+    }
+}
+
+TEST_CASE("pure: the order of posting names each member once, and ourselves last") {
+  std::vector<GroupKey> keys;
+  for (uint64_t i = 0; i < 9; ++i) keys.push_back(group_key((i * 5) % 9));
+  for (int32_t place = -1; place < 9; ++place) {
+    const uint32_t own = place < 0 ? 4 : static_cast<uint32_t>(place);
+    std::vector<uint32_t> order = posting_order(keys, keys[own], place);
+    CHECK(order.back() == own);
+    std::sort(order.begin(), order.end());
+    for (uint32_t i = 0; i < 9; ++i) CHECK(order[i] == i);
+  }
+  CHECK(posting_order({}, keys[0], -1).empty());
+  // One engine several times, and we are not among them.
+  const std::vector<GroupKey> same(4, group_key(7));
+  CHECK(posting_order(same, group_key(9), -1) == std::vector<uint32_t>{0, 1, 2, 3});
+}
+
+TEST_CASE("pure: only members with more than their share of a scatter are cut, and fewer of them than there are NICs") {
+  Random random(11);
+  for (int trial = 0; trial < 20000; ++trial) {
+    const auto nics = static_cast<uint32_t>(1 + random.below(16));
+    const auto count = static_cast<uint32_t>(1 + random.below(40));
+    uint64_t total = 0;
+    std::vector<uint64_t> lengths;
+    for (uint32_t i = 0; i < count; ++i) {
+      lengths.push_back(random.below(5) == 0 ? 0 : random.next() >> (20 + random.below(40)));
+      total += lengths.back();
+    }
+    const uint64_t above = cut_above(total, nics);
+    uint32_t cut = 0;
+    for (const uint64_t length : lengths) cut += length > above ? 1 : 0;
+    if (cut >= std::max(nics, 1u) && nics > 1) FAIL("cut ", cut, " of ", count, " over ", nics, " NICs");
+    if (nics == 1) CHECK(cut == 0);
+  }
+  CHECK(cut_above(4 << 20, 4) == (1 << 20) + (1 << 18));
+}
+
 }  // namespace te

@@ -241,7 +241,8 @@ TEST_CASE("stand-in: an event that was not acknowledged keeps its queue") {
 
 TEST_CASE("stand-in: devices, ports and GIDs are what sysfs says") {
   Fabric fabric;
-  const std::string root = "/tmp/standin-test-" + std::to_string(getpid());
+  std::string root = "/tmp/standin-test-XXXXXX";
+  REQUIRE(mkdtemp(root.data()) != nullptr);
   REQUIRE(fabric.v.write_sysfs(root.c_str()) == 0);
   const auto line = [&](const std::string& path) {
     char text[64] = "";

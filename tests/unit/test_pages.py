@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import transfer_engine as te
-from transfer_engine.pages import _integers
+from transfer_engine.pages import integers
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.longlong])
 def test_int32_and_int64_indices_are_used_without_a_copy(dtype: Any) -> None:
     indices = np.arange(10, dtype=dtype)
-    assert _integers(indices) is indices
+    assert integers(indices, "indices", "Pages") is indices
 
 
 @pytest.mark.parametrize(
@@ -27,18 +27,18 @@ def test_int32_and_int64_indices_are_used_without_a_copy(dtype: Any) -> None:
     ],
 )
 def test_what_converts_safely_is_converted(indices: Any) -> None:
-    array = _integers(indices)
+    array = integers(indices, "indices", "Pages")
     assert array.dtype in (np.int32, np.int64)
     assert array.dtype.isnative
     assert array.tolist() == [3, 1, 2]
 
 
 def test_ranges_and_empty_lists_are_indices() -> None:
-    assert _integers(range(4, 0, -2)).tolist() == [4, 2]
-    assert _integers([]).tolist() == []
-    assert _integers(range(0)).dtype == np.int64
+    assert integers(range(4, 0, -2), "indices", "Pages").tolist() == [4, 2]
+    assert integers([], "indices", "Pages").tolist() == []
+    assert integers(range(0), "indices", "Pages").dtype == np.int64
     for empty in (np.array([]), np.zeros(0, bool), (), np.array([], object)):
-        assert _integers(empty).dtype == np.int64
+        assert integers(empty, "indices", "Pages").dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_ranges_and_empty_lists_are_indices() -> None:
 )  # fmt: skip
 def test_what_does_not_convert_safely_raises_a_type_error(indices: Any) -> None:
     with pytest.raises(TypeError):
-        _integers(indices)
+        integers(indices, "indices", "Pages")
 
 
 @pytest.mark.parametrize("indices", [np.zeros((2, 2), np.int64), np.int64(3) * np.ones((), np.int64), [[1, 2]]])
 def test_indices_have_one_dimension(indices: Any) -> None:
     with pytest.raises((te.ArgumentError, TypeError)):
-        _integers(np.asarray(indices))
+        integers(np.asarray(indices), "indices", "Pages")
 
 
 def test_stride_defaults_to_the_page_length(engine: te.Engine) -> None:
@@ -94,6 +94,6 @@ def test_pages_lie_in_whole_regions(engine: te.Engine) -> None:
 def test_torch_indices_share_their_memory() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.arange(4, dtype=torch.int32)
-    assert _integers(tensor).ctypes.data == tensor.data_ptr()
+    assert integers(tensor, "indices", "Pages").ctypes.data == tensor.data_ptr()
     with pytest.raises(TypeError):
-        _integers(torch.zeros(2))
+        integers(torch.zeros(2), "indices", "Pages")

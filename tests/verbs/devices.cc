@@ -61,7 +61,7 @@ void describe(const Fabric& f, const Device& device, ibv_device_attr* out) {
   out->max_res_rd_atom = static_cast<int>(o.max_rd_atom * o.max_qp);
   out->atomic_cap = IBV_ATOMIC_NONE;
   out->max_ah = 65536;
-  out->max_srq = 65536;
+  out->max_srq = static_cast<int>(o.max_srq);
   out->max_srq_wr = static_cast<int>(o.max_srq_wr);
   out->max_srq_sge = out->max_sge;
   out->max_pkeys = 1;

@@ -53,6 +53,7 @@ ibv_mr* register_memory(const char* function, ibv_pd* handle, void* address, siz
     violate("%s: access 0x%x; remote writing needs local writing", function, access);
     return refused(EINVAL);
   }
+  if (f->options.relaxed == 0 && (access & IBV_ACCESS_RELAXED_ORDERING) != 0) return refused(EINVAL);
   const auto begin = reinterpret_cast<uintptr_t>(address);
   if (length == 0 || begin + length < begin || iova + length < iova) return refused(EINVAL);
   if (context_of(domain->context)->owner->fatal) return refused(EIO);

@@ -21,7 +21,7 @@
 //   seed             of all that is random
 //   steps            most steps that one poll executes
 //   pieces           most pieces that one message is placed in
-//   max_msg, max_inline, max_sge, max_qp_wr, max_cqe, max_srq_wr, max_qp, max_mr, max_rd_atom, mtu   the devices' limits
+//   max_msg, max_inline, max_sge, max_qp_wr, max_cqe, max_srq_wr, max_srq, max_qp, max_mr, max_rd_atom, mtu   the devices' limits
 //   retry_ticks      ticks of one retry while the peer does not answer (as often as retry_cnt says)
 //   rnr_ticks        ticks until a peer that had no receive posted is asked again
 //   idle_ticks       ticks that one millisecond is worth when nobody polls
@@ -35,6 +35,7 @@
 //                    before a later receive completion or read of the same queue pair, and before their region or queue pair goes. Where
 //                    the region allows relaxed ordering, later bytes may come before earlier ones
 //   dmabuf           1: ibv_reg_dmabuf_mr works, with descriptors that can be mapped
+//   relaxed          0: registrations that ask for relaxed ordering are refused (EINVAL)
 //   fast             1: for queue pairs created from now on writes are not carried out: post_send only notes their completions.
 //                    No lock is taken and nothing is checked, so profiles show the caller's code. Sends, receives and datagrams work.
 //   fast_imm         1: fast writes with immediate deliver the immediate (without the bytes)

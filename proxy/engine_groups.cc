@@ -1,0 +1,525 @@
+// Peer groups from the caller's side: targets, scatters and prepared transfers. What the worker does with them: worker_scatter.cc.
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "proxy/engine.h"
+
+namespace te {
+namespace {
+
+using ull = unsigned long long;
+
+constexpr uint32_t kMaxMembers = 1u << 16;
+constexpr uint32_t kMaxFlights = 64;  // of one target, under way at a time
+constexpr int64_t kSlice = 50'000'000;
+
+GroupKey key_of(const te_address& address) {
+  GroupKey key;
+  std::memcpy(key.data(), address.identity, 16);
+  for (int i = 0; i < 8; ++i) key[16 + i] = static_cast<uint8_t>(address.generation >> (56 - 8 * i));
+  return key;
+}
+
+Error bad_range(uint32_t member, const char* which, int64_t offset, int64_t length, uint64_t limit) {
+  if (length < 0)
+    return Error(Status::kRange, format("member %u: a length of %lld bytes", member, static_cast<long long>(length)));
+  return Error(Status::kRange, format("member %u: %s range [%lld, %lld + %lld) leaves its region of %llu bytes", member,
+                                      which, static_cast<long long>(offset), static_cast<long long>(offset),
+                                      static_cast<long long>(length), static_cast<ull>(limit)));
+}
+
+constexpr bool fits(int64_t offset, int64_t length, uint64_t limit) {
+  return offset >= 0 && length >= 0 && range_fits(static_cast<uint64_t>(offset), static_cast<uint64_t>(length), limit);
+}
+
+Error check_options(const te_scatter_args& a) {
+  if ((a.flags & ~static_cast<uint32_t>(TE_FLAG_FLUSH)) == 0 && a.shard <= TE_SHARD_BYTES) return {};
+  return Error(Status::kArgument, format("unknown flags 0x%x or way of sharding %u", a.flags, a.shard));
+}
+
+Error check_part(uint32_t member, int64_t source, int64_t destination, int64_t length, uint64_t source_length,
+                 const Member& to) {
+  if (!fits(source, length, source_length)) [[unlikely]]
+    return bad_range(member, "source", source, length, source_length);
+  if (to.peer != nullptr && !fits(destination, length, to.length)) [[unlikely]]
+    return bad_range(member, "target", destination, length, to.length);
+  return {};
+}
+
+int64_t at(const int64_t* array, uint32_t index) { return array == nullptr ? 0 : array[index]; }
+
+}  // namespace
+
+// --- targets ------------------------------------------------------------------------------------------------------------------------
+
+// A member that is only notified is written no bytes, at a region that every engine has.
+Error Engine::check_member(const te_target_member& value, Member* out) {
+  te_handle remote = value.remote;
+  if (remote == TE_NONE) {
+    const Peer* peer = peer_at(value.peer);
+    if (peer == nullptr) return no_peer(value.peer);
+    remote = find_region(peer->index, kNoticeSerial, 0);
+    if (remote == TE_NONE) {
+      sweep(false);
+      remote = find_region(peer->index, kNoticeSerial, 0);
+    }
+    if (remote == TE_NONE)
+      return Error(Status::kExhausted, format("%u remote regions are in use, which is all that max_regions allows",
+                                              remote_regions_.capacity()));
+  }
+  RemoteRegion* region = remote_regions_.get(remote);
+  if (region == nullptr) return stale(remote_regions_.peek(remote), remote, "target region");
+  RemoteCounter* counter = nullptr;
+  if (value.counter != TE_NONE) {
+    counter = remote_counters_.get(value.counter);
+    if (counter == nullptr) return stale(remote_counters_.peek(value.counter), value.counter, "counter to notify");
+    if (counter->peer != region->peer)
+      return Error(Status::kArgument, "the counter to notify belongs to another engine than the target region");
+  }
+  *out = {region->peer, region, counter, remote, value.counter, region->length, false};
+  return {};
+}
+
+Error Engine::open_target(std::span<const te_target_member> members, int32_t place, te_handle* handle) {
+  if (members.size() > kMaxMembers)
+    return Error(Status::kArgument, format("%zu members in one target; at most %u", members.size(), kMaxMembers));
+  const auto count = static_cast<uint32_t>(members.size());
+  if (place >= 0 && static_cast<uint32_t>(place) >= std::max(count, 1u))
+    return Error(Status::kArgument, format("place %d is not among the %u members", place, count));
+  std::vector<Member> found(count);
+  std::vector<GroupKey> keys(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (Error e = check_member(members[i], &found[i]))
+      return Error(e.status(), format("member %u: %s", i, e.message().c_str())).about_peer(e.peer());
+    keys[i] = key_of(found[i].peer->address);
+  }
+  std::vector<uint32_t> order = posting_order(keys, key_of(address_), place);
+  std::vector<Member> placed(count);
+  for (uint32_t position = 0; position < count; ++position) placed[position] = found[order[position]];
+  Target* target = targets_.add([&](Target& t) {
+    t.count = count;
+    t.order = std::move(order);
+    t.members = placed;
+    t.claimed.assign(count, Member{});
+    t.templates.assign(count, Template{});
+    t.requests.assign(size_t{count} * nic_count_, WorkRequest{});
+    t.round = 0;
+    t.born();
+  });
+  if (target == nullptr)
+    return Error(Status::kExhausted, format("%u targets are open; close some first", targets_.capacity()));
+  const te_handle opened = target->handle.load(std::memory_order_relaxed);
+  if (Error e = tell_worker(OperationKind::kClaimTarget, target, nullptr)) {
+    target->open.store(false, std::memory_order_release);
+    if (target->leave()) recycle(target);
+    return e;
+  }
+  *handle = opened;
+  return {};
+}
+
+// Waits until the worker has taken over what it must know. It only looks at lists for that.
+Error Engine::tell_worker(OperationKind kind, Target* target, Prepared* prepared) {
+  const int64_t deadline = deadline_after(now_ns(), settings_.values.default_timeout_ns);
+  Error error;
+  Operation* op = take_operation_patiently(deadline, &error);
+  if (op == nullptr) return error;
+  op->kind = kind;
+  op->target = target;
+  op->prepared = prepared;
+  op->deadline_ns = deadline;
+  if (target != nullptr) target->stay();
+  if (prepared != nullptr) prepared->stay();
+  te_transfer* transfer = submit(op, &error);
+  if (transfer == nullptr) {  // the caller is inside, too: these are not the last
+    if (target != nullptr) target->leave();
+    if (prepared != nullptr) prepared->leave();
+    return error;
+  }
+  return wait_operation(transfer, settings_.values.default_timeout_ns);
+}
+
+Target* Engine::enter_target(te_handle handle) {
+  Target* target = targets_.peek(handle);
+  bool last = false;
+  if (target == nullptr || !target->enter(handle, &last)) {
+    if (last) recycle(target);
+    return nullptr;
+  }
+  return target;
+}
+
+// Nobody uses it any more.
+void Engine::recycle(Target* target) {
+  target->flights.clear();
+  target->spare = nullptr;
+  target->returned.store(nullptr, std::memory_order_relaxed);
+  targets_.recycle(target);
+}
+
+Error Engine::replace_member(te_handle handle, uint32_t member, const te_target_member* value) {
+  Target* target = enter_target(handle);
+  if (target == nullptr) return Error(Status::kStale, "the target is closed");
+  Error error;
+  Member found;
+  if (member >= target->count)
+    error = Error(Status::kArgument, format("member %u of a target with %u", member, target->count));
+  else if (value != nullptr) error = check_member(*value, &found);
+  if (!error) {
+    const auto position =
+        static_cast<size_t>(std::find(target->order.begin(), target->order.end(), member) - target->order.begin());
+    {
+      const std::lock_guard lock(target->mutex);
+      target->members[position] = found;
+    }
+    error = tell_worker(OperationKind::kClaimTarget, target, nullptr);
+  }
+  if (target->leave()) recycle(target);
+  return error;
+}
+
+Error Engine::close_target(te_handle handle) {
+  Target* target = enter_target(handle);
+  if (target == nullptr) return {};
+  Error error;
+  if (target->open.exchange(false, std::memory_order_acq_rel)) {
+    error = tell_worker(OperationKind::kReleaseTarget, target, nullptr);
+    static_cast<void>(target->leave());  // born's; we are still inside
+  }
+  if (target->leave()) recycle(target);
+  return error;
+}
+
+// --- scatters ------------------------------------------------------------------------------------------------------------------------
+
+// With target->mutex held. Null when as many are under way as may be, or memory is short.
+Flight* Engine::take_flight(Target& target) {
+  if (target.spare == nullptr) target.spare = target.returned.exchange(nullptr, std::memory_order_acquire);
+  if (target.spare == nullptr && target.flights.size() < kMaxFlights) {
+    auto made = std::make_unique<Flight>();
+    made->target = &target;
+    made->entries.reset(new Operation[target.count]);
+    if (nic_count_ > 1) made->parts.reset(new Part[size_t{target.count} * nic_count_]);
+    for (uint32_t i = 0; i < target.count; ++i) {
+      Operation& op = made->entries[i];
+      op.kind = OperationKind::kWrite;
+      op.flight = made.get();
+      op.member = target.order[i];
+      if (nic_count_ > 1) op.part = &made->parts[size_t{i} * nic_count_];
+    }
+    target.flights.push_back(std::move(made));
+    return target.flights.back().get();
+  }
+  Flight* flight = target.spare;
+  if (flight != nullptr) target.spare = flight->next;
+  return flight;
+}
+
+// Everything that can be refused is: before the first byte goes.
+Error Engine::fill_flight(const te_scatter_args& a, const Target& target, uint64_t source_length, Flight* flight) {
+  uint64_t total = 0;
+  for (uint32_t position = 0; position < target.count; ++position) {
+    const uint32_t member = target.order[position];
+    const Member& to = target.members[position];
+    const int64_t source = at(a.source_offsets, member), length = at(a.lengths, member);
+    const int64_t destination = at(a.target_offsets, member);
+    if (Error e = check_part(member, source, destination, length, source_length, to)) return e;
+    Operation& op = flight->entries[position];
+    op.rewind();
+    op.peer = to.peer;
+    op.remote = to.remote;
+    op.counter = to.counter;
+    op.remote_handle = to.remote_handle;
+    op.counter_handle = to.counter_handle;
+    op.source_offset = static_cast<uint64_t>(source);
+    op.target_offset = static_cast<uint64_t>(destination);
+    op.length = static_cast<uint64_t>(length);
+    total += op.length;
+  }
+  flight->cut_above = a.shard == TE_SHARD_PEERS   ? UINT64_MAX
+                      : a.shard == TE_SHARD_BYTES ? 0
+                                                  : cut_above(total, nic_count_);
+  return {};
+}
+
+te_transfer* Engine::finished_transfer(Error* error) {
+  te_transfer* done = acquire_transfer(this, 0);
+  if (done == nullptr) {
+    *error = Error(Status::kExhausted, "no memory for a transfer");
+    return nullptr;
+  }
+  done->finished_ns = done->submitted_ns;
+  done->state.store(te_transfer::kDone | te_transfer::kQuiesced, std::memory_order_release);
+  release_transfer(done);
+  return done;
+}
+
+te_transfer* Engine::scatter(const te_scatter_args& args, int64_t timeout_ns, Error* error) {
+  const int64_t deadline = deadline_after(now_ns(), timeout_or_default(timeout_ns));
+  if ((*error = check_options(args))) return nullptr;
+  Target* target = enter_target(args.target);
+  if (target == nullptr) {
+    *error = Error(Status::kStale, "the target is closed");
+    return nullptr;
+  }
+  te_transfer* transfer = scatter_on(args, *target, deadline, error);
+  // A flight has its own hold on the target, so this is the last only if that has ended, too.
+  if (target->leave()) recycle(target);
+  return transfer;
+}
+
+te_transfer* Engine::scatter_on(const te_scatter_args& args, Target& target, int64_t deadline, Error* error) {
+  Region* region = args.region == TE_NONE ? notice_region_ : regions_.get(args.region);
+  const te_handle handle = args.region == TE_NONE ? notice_handle_ : args.region;
+  if (region == nullptr || !region->enter(handle)) {
+    *error = Error(Status::kRegionClosed, "the source region is closed");
+    return nullptr;
+  }
+  if (target.count == 0) {
+    region->leave();
+    return finished_transfer(error);
+  }
+  Operation* op = take_operation(nullptr, deadline, error);
+  Flight* flight = op == nullptr ? nullptr : take_flight_patiently(target, deadline, error);
+  if (flight != nullptr) {
+    flight->region = region;
+    flight->deadline_ns = deadline;
+    flight->flush = (args.flags & TE_FLAG_FLUSH) != 0;
+    {
+      const std::lock_guard lock(target.mutex);
+      *error = fill_flight(args, target, region->span.length, flight);
+    }
+    if (!*error) {
+      op->kind = OperationKind::kScatter;
+      op->flight = flight;
+      op->deadline_ns = deadline;
+      target.stay();
+      return submit(op, error);  // on failure drop_claims gives all of it back
+    }
+    give_back_flight(flight);
+  }
+  region->leave();
+  if (op != nullptr) give_back_operation(op);
+  return nullptr;
+}
+
+Flight* Engine::take_flight_patiently(Target& target, int64_t deadline_ns, Error* error) {
+  const int64_t slice_end = deadline_after(now_ns(), kSlice);
+  for (;;) {
+    {
+      const std::lock_guard lock(target.mutex);
+      if (Flight* flight = take_flight(target)) return flight;
+    }
+    const int64_t now = now_ns();
+    if (closing_.load(std::memory_order_relaxed)) {
+      *error = Error(Status::kClosed, kClosedEngine);
+      return nullptr;
+    }
+    if (now >= deadline_ns) {
+      *error =
+          Error(Status::kTimeout, format("%u scatters of this target are under way, which is the most", kMaxFlights));
+      return nullptr;
+    }
+    if (now >= slice_end) {
+      *error = Error(Status::kAgain, "");
+      return nullptr;
+    }
+    sched_yield();
+  }
+}
+
+// Any thread.
+void Engine::give_back_flight(Flight* flight) {
+  std::atomic<Flight*>& stack = flight->target->returned;
+  Flight* head = stack.load(std::memory_order_relaxed);
+  do {
+    flight->next = head;
+  } while (!stack.compare_exchange_weak(head, flight, std::memory_order_release, std::memory_order_relaxed));
+}
+
+// --- prepared transfers -----------------------------------------------------------------------------------------------------------------
+
+// Both ends are kept from being given up until it is closed.
+template <typename F>
+Error Engine::keep_prepared(te_handle* handle, F&& fill) {
+  Prepared* prepared = prepared_.add([&](Prepared& p) {
+    p.pages = nullptr;
+    p.member = Member{};
+    fill(p);
+    p.born();
+  });
+  if (prepared == nullptr)
+    return Error(Status::kExhausted, format("%u transfers are prepared; close some first", prepared_.capacity()));
+  const te_handle made = prepared->handle.load(std::memory_order_relaxed);
+  if (prepared->kind != OperationKind::kScatter) {
+    if (Error e = tell_worker(OperationKind::kClaimTarget, nullptr, prepared)) {
+      static_cast<void>(close_prepared(made));
+      return e;
+    }
+  }
+  *handle = made;
+  return {};
+}
+
+// `check` fills the operation in, and enters its region.
+template <typename F>
+Error Engine::prepare(te_handle region, te_handle* handle, F&& check) {
+  Operation op;
+  Error error = check(&op);
+  if (!error) {
+    error = keep_prepared(handle, [&](Prepared& p) {
+      p.kind = op.kind;
+      p.region_handle = region;
+      p.region = op.region;
+      p.member = {op.peer, op.remote, op.counter, op.remote_handle, op.counter_handle, op.remote->length, false};
+      p.flush = op.flush;
+      p.source_offset = op.source_offset;
+      p.target_offset = op.target_offset;
+      p.length = op.length;
+      p.page_count = op.page_count;
+      p.pages = std::exchange(op.pages, nullptr);
+    });
+  }
+  if (op.region != nullptr) op.region->leave();
+  if (op.pages != nullptr) retire_page_list(op.pages);
+  return error;
+}
+
+Error Engine::prepare_write(const te_write_args& args, te_handle* handle) {
+  return prepare(args.region, handle, [&](Operation* op) { return check_write(args, op); });
+}
+
+Error Engine::prepare_pages(const te_page_args& args, te_handle* handle) {
+  return prepare(args.region, handle, [&](Operation* op) { return check_pages(args, op); });
+}
+
+Error Engine::check_scatter(const te_scatter_args& a, Target& target) {
+  if (Error e = check_options(a)) return e;
+  const Region* region = a.region == TE_NONE ? notice_region_ : regions_.get(a.region);
+  if (region == nullptr) return Error(Status::kRegionClosed, "the source region is closed");
+  const uint64_t limit = region->span.length;
+  const std::lock_guard lock(target.mutex);
+  for (uint32_t position = 0; position < target.count; ++position) {
+    const uint32_t member = target.order[position];
+    const int64_t source = at(a.source_offsets, member), length = at(a.lengths, member);
+    if (Error e = check_part(member, source, at(a.target_offsets, member), length, limit, target.members[position]))
+      return e;
+  }
+  return {};
+}
+
+Error Engine::prepare_scatter(const te_scatter_args& args, te_handle* handle) {
+  Target* target = enter_target(args.target);
+  if (target == nullptr) return Error(Status::kStale, "the target is closed");
+  const uint32_t count = target->count;
+  Error error = check_scatter(args, *target);
+  if (!error) {
+    const auto copy = [count](const int64_t* from, std::vector<int64_t>* to) {
+      if (from == nullptr) to->clear();
+      else to->assign(from, from + count);
+    };
+    error = keep_prepared(handle, [&](Prepared& p) {
+      p.kind = OperationKind::kScatter;
+      p.region_handle = args.region;
+      p.target = args.target;
+      p.shard = args.shard;
+      p.flush = (args.flags & TE_FLAG_FLUSH) != 0;
+      copy(args.source_offsets, &p.source_offsets);
+      copy(args.lengths, &p.lengths);
+      copy(args.target_offsets, &p.target_offsets);
+    });
+  }
+  if (target->leave()) recycle(target);
+  return error;
+}
+
+void Engine::recycle(Prepared* prepared) {
+  if (prepared->pages != nullptr) retire_page_list(prepared->pages);
+  prepared->pages = nullptr;
+  prepared_.recycle(prepared);
+}
+
+Prepared* Engine::enter_prepared(te_handle handle) {
+  Prepared* prepared = prepared_.peek(handle);
+  bool last = false;
+  if (prepared != nullptr && prepared->enter(handle, &last)) return prepared;
+  if (last) recycle(prepared);
+  return nullptr;
+}
+
+te_transfer* Engine::post(te_handle handle, int64_t timeout_ns, Error* error) {
+  Prepared* prepared = enter_prepared(handle);
+  if (prepared == nullptr) {
+    *error = Error(Status::kStale, "the prepared transfer is closed");
+    return nullptr;
+  }
+  te_transfer* transfer = nullptr;
+  if (prepared->kind == OperationKind::kScatter) {
+    const auto array = [](const std::vector<int64_t>& from) { return from.empty() ? nullptr : from.data(); };
+    transfer = scatter(
+        {prepared->target, prepared->region_handle, prepared->flush ? uint32_t{TE_FLAG_FLUSH} : 0u, prepared->shard,
+         array(prepared->source_offsets), array(prepared->lengths), array(prepared->target_offsets)},
+        timeout_ns, error);
+  } else {
+    transfer = post_prepared(*prepared, timeout_ns, error);
+  }
+  if (prepared->leave()) recycle(prepared);
+  return transfer;
+}
+
+te_transfer* Engine::post_prepared(Prepared& p, int64_t timeout_ns, Error* error) {
+  const int64_t deadline = deadline_after(now_ns(), timeout_or_default(timeout_ns));
+  Peer* peer = p.member.peer;
+  Operation* op = take_operation(peer, deadline, error);
+  if (op == nullptr) return nullptr;
+  op->kind = p.kind;
+  op->peer = peer;
+  op->deadline_ns = deadline;
+  if (!p.region->enter(p.region_handle)) {
+    *error = Error(Status::kRegionClosed, "the source region is closed");
+    give_back_operation(op);
+    return nullptr;
+  }
+  op->region = p.region;
+  op->remote = p.member.remote;
+  op->counter = p.member.counter;
+  op->remote_handle = p.member.remote_handle;
+  op->counter_handle = p.member.counter_handle;
+  op->flush = p.flush;
+  op->source_offset = p.source_offset;
+  op->target_offset = p.target_offset;
+  op->length = p.length;
+  op->page_count = p.page_count;
+  op->pages = p.pages;
+  op->prepared = &p;
+  p.stay();
+  return submit(op, error);
+}
+
+void Engine::retire_pages(Operation* op) {
+  if (op->prepared != nullptr) {
+    if (op->prepared->leave()) recycle(op->prepared);
+  } else if (op->pages != nullptr) {
+    retire_page_list(op->pages);
+  }
+  op->prepared = nullptr;
+  op->pages = nullptr;
+}
+
+Error Engine::close_prepared(te_handle handle) {
+  Prepared* prepared = enter_prepared(handle);
+  if (prepared == nullptr) return {};
+  Error error;
+  if (prepared->open.exchange(false, std::memory_order_acq_rel)) {
+    if (prepared->kind != OperationKind::kScatter)
+      error = tell_worker(OperationKind::kReleaseTarget, nullptr, prepared);
+    static_cast<void>(prepared->leave());  // born's; we are still inside
+  }
+  if (prepared->leave()) recycle(prepared);
+  return error;
+}
+
+}  // namespace te
