@@ -18,9 +18,12 @@ import transfer_engine as te
 from .farside import POISON, SOON_S, Child, Far, Piece, pattern
 
 __all__ = [
-    "POISON", "SOON_S", "Case", "Child", "Far", "Link", "Piece", "Rig", "Transport", "eventually", "laid_out", "on",
-    "pattern", "permutation",
+    "POISON", "SLOWNESS", "SOON_S", "Case", "Child", "Far", "Link", "Piece", "Rig", "Transport", "eventually",
+    "laid_out", "on", "pattern", "permutation",
 ]  # fmt: skip
+
+# How much longer a machine that is emulated takes for what has a bound.
+SLOWNESS = 4 if os.environ.get("TE_RDMA_GUEST") else 1
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import pytest
 
 import transfer_engine as te
 
-from .rig import POISON, SOON_S, Child, Link, Rig, eventually, on
+from .rig import POISON, SLOWNESS, SOON_S, Child, Link, Rig, eventually, on
 
-LIFE_S = 0.6  # peer_timeout_s of these tests
-BOUND_S = LIFE_S + 3.0  # this machine may be busy
+LIFE_S = 0.6 * SLOWNESS  # peer_timeout_s of these tests
+BOUND_S = LIFE_S + 3.0 * SLOWNESS  # this machine may be busy
 
 IDENTITY = bytes(range(1, 17))
 
@@ -39,13 +39,13 @@ class Mortal:
 # for ever for a lock that the killed process held (one time in ten), and a long write to the dead stops all long
 # writes of that NIC. See "Known limits" in docs/contract.md.
 on_mortals = pytest.mark.cases(
-    [*on(nics=(2,), faults=True).mark.args[0], *on(nics=(2,), apart=True, transports=("tcp",)).mark.args[0]]
+    [*on(nics=(2,), faults=True).mark.args[0], *on(nics=(2,), apart=True, transports=("tcp", "rxe")).mark.args[0]]
 )
 
 
 @pytest.fixture
 def life(rig: Rig) -> dict[str, Any]:
-    settings = {"peer_timeout_s": LIFE_S, "connect_timeout_s": 0.7, "shard_bytes": 1000}
+    settings = {"peer_timeout_s": LIFE_S, "connect_timeout_s": LIFE_S + 0.1, "shard_bytes": 1000}
     rig.set_up(**settings)
     return settings
 
@@ -321,6 +321,7 @@ def test_handles_of_a_former_life_say_that_the_peer_restarted_and_new_ones_work(
     new.check([(0, 0, 5000)], 2)
 
 
+# Not on RDMA: what comes back there has other queue pairs, so nobody answers in the old place.
 @on(nics=(1,), transports=("sim", "tcp"))
 def test_a_restart_is_seen_by_those_who_only_hold_old_handles(rig: Rig, life: dict[str, Any]) -> None:
     """They reach the old place, and somebody else answers."""
@@ -359,7 +360,7 @@ def test_nobody_at_an_address_is_unreachable_within_the_bound_and_named(rig: Rig
     begin = time.monotonic()
     with pytest.raises(te.PeerUnreachable) as caught:
         rig.near.connect(address).wait(SOON_S)
-    assert time.monotonic() - begin < 0.3 + 3
+    assert time.monotonic() - begin < 0.3 + 3 * SLOWNESS
     assert caught.value.peer == str(address)
     with pytest.raises(te.PeerUnreachable):
         rig.near.send(address, b"hello").wait(SOON_S)
