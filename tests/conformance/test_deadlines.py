@@ -228,7 +228,7 @@ def test_after_the_fence_of_a_stopped_writer_nothing_of_it_lands_or_the_fence_do
     far.load(number, 5)
     far.push(number, region.descriptor, None, 1)
     address = far.address()
-    far.begin(number, region.descriptor, counter.descriptor, 60)
+    far.begin(number, region.descriptor, counter.descriptor, max(8, 600_000 // length))
     child.stop()  # in the middle of a write
     fence = rig.near.fence(address, timeout_s=2.0 * SLOWNESS)
     failure = fence.exception(SOON_S)
