@@ -21,9 +21,12 @@ loopback_only := TE_NICS=lo
 patience := timeout --signal=ABRT 1200
 # libfabric is not instrumented: ThreadSanitizer cannot see its locks.
 tsan_tests := -tce='*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_*,*cx7_*,*verbs_*,*fabric_*'
-# The sanitized builds make the extension, too.
-asan_options := -DTE_SANITIZE=address -DTE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(python)
+# The sanitized builds make the extension, too. The first of them is also where lint looks for warnings.
+asan_options := -DTE_SANITIZE=address -DTE_WERROR=ON -DTE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(python)
 tsan_options := -DTE_SANITIZE=thread -DTE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(python)
+# STRICT=1: a warning of the optimised build is an error, too. Not by default, since users build with compilers that we do not know.
+STRICT ?=
+wheel_options := $(if $(STRICT),-C cmake.define.TE_WERROR=ON)
 native_tests := $(loopback_only) SHOW='test cases:.*skipped' $(quiet)
 
 # Set-up is stale when .venv was moved or does not run any more, or when another interpreter is asked for.
@@ -35,7 +38,7 @@ stale := FORCE
 endif
 endif
 
-.PHONY: help setup build wheel loopback test test-native test-asan test-tsan test-arm test-fresh test-conformance-asan test-conformance-tsan test-python test-rdma test-rdma-wire lint format bench soak clean distclean FORCE
+.PHONY: help setup build wheel loopback test compile-asan compile-tsan compile-standins test-native test-asan test-tsan test-arm test-fresh test-conformance-asan test-conformance-tsan test-python test-rdma test-rdma-wire lint format bench soak clean distclean FORCE
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1 - \2/p' Makefile | awk -F' - ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -54,7 +57,7 @@ build/sources.txt: FORCE
 # The build directory stays, so that only what changed is compiled again.
 dist/.stamp: .venv/.setup build/sources.txt $(sources) CMakeLists.txt pyproject.toml LICENSE
 	@rm -rf dist; mkdir -p dist
-	@$(quiet) "build wheel" $(python) -m pip wheel --no-build-isolation --no-deps -w dist -C build-dir=build/wheel .
+	@$(quiet) "build wheel" $(python) -m pip wheel --no-build-isolation --no-deps -w dist -C build-dir=build/wheel $(wheel_options) .
 	@touch $@
 
 # The first installation brings the dependencies, the second the files, even if the version is the same.
@@ -75,20 +78,28 @@ loopback: .venv/.wheel ## prove that two processes of this machine can talk, ove
 	  $(loopback_only) .venv/bin/transfer-engine loopback --transport $$transport || exit; \
 	done
 
-test: test-native test-asan test-tsan test-python test-conformance-asan test-conformance-tsan test-rdma test-rdma-wire ## all tests: native, under the sanitizers, Python, RDMA
+# The native tests run under the sanitizers, which is where they fail if they do. What compiles comes first, and takes all processors. After
+# that the guests, which use little more than one, run beside what uses little more than one.
+on_this_machine := test-asan test-tsan test-python test-conformance-asan test-conformance-tsan
+test: .venv/.wheel compile-asan compile-tsan compile-standins ## all tests: native under the sanitizers, Python, RDMA
+	@tools/setup.sh rdma
+	@tools/beside.sh "$(MAKE) $(on_this_machine)" "$(MAKE) test-rdma test-rdma-wire"
+
+compile-asan: .venv/.setup
+	$(call native,asan,$(asan_options))
+compile-tsan: .venv/.setup
+	$(call native,tsan,$(tsan_options))
 
 test-native: .venv/.setup ## native tests
 	$(call native,native,-DTE_WERROR=ON)
 	@$(native_tests) "test native" $(patience) build/native/te_tests
 
-test-asan: .venv/.setup ## native tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(call native,asan,$(asan_options))
+test-asan: compile-asan ## native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@LSAN_OPTIONS=suppressions=tests/native/lsan.supp UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(native_tests) "test asan" $(patience) build/asan/te_tests
 
 # ThreadSanitizer cannot map its memory where addresses are randomised widely; setarch -R turns that off for the process.
-test-tsan: .venv/.setup ## native tests under ThreadSanitizer
-	$(call native,tsan,$(tsan_options))
+test-tsan: compile-tsan ## native tests under ThreadSanitizer
 	@TSAN_OPTIONS=suppressions=tests/native/tsan.supp:second_deadlock_stack=1 \
 	  $(native_tests) "test tsan" $(patience) $$(setarch -R true 2>/dev/null && echo setarch -R) build/tsan/te_tests $(tsan_tests)
 
@@ -109,12 +120,10 @@ define conformance
 endef
 
 # AddressSanitizer keeps what the stand-in frees for a while, so memory grows with it.
-test-conformance-asan: .venv/.wheel ## the conformance suite in one process under AddressSanitizer
-	$(call native,asan,$(asan_options))
+test-conformance-asan: .venv/.wheel compile-asan ## the conformance suite in one process under AddressSanitizer
 	$(call conformance,asan,libasan.so,ASAN_OPTIONS=detect_leaks=0,,and not (standin and grow_memory))
 
-test-conformance-tsan: .venv/.wheel ## the part of it that is about threads and order under ThreadSanitizer
-	$(call native,tsan,$(tsan_options))
+test-conformance-tsan: .venv/.wheel compile-tsan ## the part of it that is about threads and order under ThreadSanitizer
 	$(call conformance,tsan,libtsan.so,TSAN_OPTIONS=suppressions=$(CURDIR)/tests/native/tsan.supp,$$(setarch -R true 2>/dev/null && echo setarch -R),and (concurrency or completion or counters or regions or deadlines or peers or messages) and not fork)
 
 # libfabric is not there for the other machine: only what runs on the simulated fabric.
@@ -138,19 +147,17 @@ ARGS ?=
 # cx7 and efa run over stand-ins for their libraries. (A wheel without a transport is built where its headers are missing.)
 # standins(DIRECTORY): where they are, for the tests.
 standins = TE_TEST_STANDIN=$(CURDIR)/build/$(1)/libstandin_verbs.so TE_TEST_STANDIN_FABRIC=$(CURDIR)/build/$(1)/libstandin_fabric.so
-define build_standins
+compile-standins: .venv/.setup
 	@$(quiet) "configure native" cmake -S . -B build/native -G Ninja -DTE_TESTS=ON -DTE_WERROR=ON
 	@$(quiet) "compile the stand-ins" cmake --build build/native --target standin_verbs standin_fabric
 	@mkdir -p build/native/standin
-endef
-test-python: .venv/.wheel ## Python tests against the installed wheel; ARGS="-k name" for pytest
-	$(build_standins)
+test-python: .venv/.wheel compile-standins ## Python tests against the installed wheel; ARGS="-k name" for pytest
 	@$(in_run) $(call standins,native) $(loopback_only) $(plain_pytest) -q $(ARGS) ../../tests
 
 # An emulated processor is slow: tests have more time, and pytest does without hypothesis, which it would compile each time.
 test-rdma: .venv/.wheel ## tests over Soft-RoCE devices, in an emulated guest; installs QEMU as root; ARGS as above
 	@tools/setup.sh rdma
-	@$(in_run) ../../$(python) ../../tests/rdma/guest --devices 4 --timeout 1200 -- \
+	@$(in_run) ../../$(python) ../../tests/rdma/guest --devices 4 --timeout 1800 -- \
 	  $(plain_pytest) -p no:hypothesispytest -q --timeout 300 $(ARGS) ../../tests/rdma ../../tests/conformance
 
 test-rdma-wire: .venv/.wheel ## tests between two such guests, joined by a wire
@@ -180,7 +187,7 @@ lint: .venv/.wheel ## ruff, mypy, clang-format, compiler warnings
 	@$(quiet) "mypy" env MYPYPATH=build/typing $(python) -m mypy --config-file pyproject.toml -p transfer_engine
 	@$(quiet) "clang-format" bash -o pipefail -c \
 	  'clang-format --dry-run -Werror "$$@" 2>&1 | sed -n "s/ code should be clang-formatted.*/ run make format/p"' - $(cxx_files)
-	$(call native,native,-DTE_WERROR=ON)
+	$(call native,asan,$(asan_options))
 
 format: .venv/.setup ## rewrite the sources as lint wants them
 	@ruff check --fix --exit-zero --quiet .

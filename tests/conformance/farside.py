@@ -51,6 +51,7 @@ class Far:
         self.memories: list[np.ndarray[Any, Any]] = []
         self.regions: list[te.Region] = []
         self.counters: list[te.Counter] = []
+        self.begun: list[te.Transfer] = []
 
     def address(self) -> te.Address:
         return self.engine.address
@@ -130,6 +131,15 @@ class Far:
         transfers = [self.engine.write(self.regions[number], target, notify=notify) for _ in range(times)]
         for transfer in transfers:
             transfer.wait(SOON_S)
+
+    def begin(self, number: int, target: te.RegionDescriptor, notify: te.CounterDescriptor, times: int) -> None:
+        """As push, but does not wait: when it returns all are submitted, and it submits no more."""
+        self.begun += [self.engine.write(self.regions[number], target, notify=notify) for _ in range(times)]
+
+    def finish(self) -> None:
+        """Waits until all that was begun has ended, well or not."""
+        for transfer in self.begun:
+            transfer.exception(SOON_S)
 
     def close(self) -> None:
         self.engine.close(SOON_S)

@@ -13,7 +13,7 @@ import pytest
 
 import transfer_engine as te
 
-from .rig import BOUND_S, LIFE_S, POISON, SOON_S, Link, Mortal, Rig, eventually, on, on_mortals
+from .rig import BOUND_S, LIFE_S, POISON, SLOWNESS, SOON_S, Link, Mortal, Rig, eventually, on, on_mortals
 
 IDENTITY = bytes(range(1, 17))
 
@@ -289,6 +289,7 @@ def test_handles_of_a_former_life_say_that_the_peer_restarted_and_new_ones_work(
     new.check([(0, 0, 5000)], 2)
 
 
+# Not on RDMA: what comes back there has other queue pairs, so nobody answers in the old place.
 @on(nics=(1,), transports=("sim", "tcp"))
 def test_a_restart_is_seen_by_those_who_only_hold_old_handles(rig: Rig, life: dict[str, Any]) -> None:
     """They reach the old place, and somebody else answers."""
@@ -327,7 +328,7 @@ def test_nobody_at_an_address_is_unreachable_within_the_bound_and_named(rig: Rig
     begin = time.monotonic()
     with pytest.raises(te.PeerUnreachable) as caught:
         rig.near.connect(address).wait(SOON_S)
-    assert time.monotonic() - begin < 0.3 + 3
+    assert time.monotonic() - begin < 0.3 + 3 * SLOWNESS
     assert caught.value.peer == str(address)
     with pytest.raises(te.PeerUnreachable):
         rig.near.send(address, b"hello").wait(SOON_S)

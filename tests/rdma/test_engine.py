@@ -74,7 +74,7 @@ def test_both_sides_write_at_once(rig: Rig) -> None:
     assert target.tobytes() == rig.far.read(number)
 
 
-@between(2, "2 apart")
+@between("2 apart")
 @pytest.mark.parametrize("page", [1, 576, 4096, CHUNK + 1])
 def test_permuted_pages_land_whole_and_count_each(rig: Rig, page: int) -> None:
     count, slots = (60, 80) if page < CHUNK else (3, 5)
@@ -85,7 +85,7 @@ def test_permuted_pages_land_whole_and_count_each(rig: Rig, page: int) -> None:
     link.check([(int(t) * page, int(s) * page, page) for t, s in zip(targets, sources, strict=True)], count)
 
 
-@between(2, "2 apart")
+@between("2 apart")
 def test_a_batch_of_writes_and_pages_lands_whole_and_counts_each(rig: Rig) -> None:
     pieces, size = laid_out([0, 1, 4097, 20_000, CHUNK + 1])
     link = rig.link(size + 40_960)
@@ -98,7 +98,7 @@ def test_a_batch_of_writes_and_pages_lands_whole_and_counts_each(rig: Rig) -> No
     link.check([*pieces, *pages], 8)
 
 
-@between(2, "2 apart")
+@between("2 apart")
 def test_a_flushed_write_is_in_memory_when_it_is_done(rig: Rig) -> None:
     link = rig.link(60_000)
     for length in (1, 4097, 60_000):
@@ -107,7 +107,7 @@ def test_a_flushed_write_is_in_memory_when_it_is_done(rig: Rig) -> None:
         link.check([(0, 0, length)], 0)
 
 
-@between(2, "2 apart")
+@between("2 apart")
 def test_messages_of_all_lengths_arrive_whole_and_in_order(rig: Rig) -> None:
     texts = [bytes([1 + i % 250]) * n for i, n in enumerate((0, 1, 4095, 4096, 4097, 65_536, 200_001, 0, 3))]
     for transfer in [rig.near.send(rig.far.address(), text) for text in texts]:
@@ -154,7 +154,7 @@ def test_engines_that_turn_to_each_other_at_once_meet_in_one_connection(rig: Rig
             end.wait(SOON_S)
 
 
-@between(2, "2 apart")
+@between(2)  # apart: in the conformance suite
 def test_parting_and_meeting_again_loses_and_repeats_nothing(rig: Rig) -> None:
     link = rig.link(20_000)
     for i in range(1, 6):
