@@ -33,8 +33,8 @@ struct Library {
   std::string describe(int64_t code) const;
 };
 
-// Loads the library that TE_LIBFABRIC names at the first call that sees this name; later ones return the same object, which is never
-// unloaded. A failure is not remembered: the library may be installed while the process runs.
+// Loads the library that TE_LIBFABRIC names at the first call that sees this name; later ones return the same object,
+// which is never unloaded. A failure is not remembered: the library may be installed while the process runs.
 Error load_library(const Library** out);
 
 // libfabric's shm provider takes over SIGBUS, SIGSEGV, SIGTERM and SIGINT to unlink its files (and then forgets the

@@ -65,8 +65,8 @@ class Nic {
     ConnectProbe probe;  // tcp
   };
 
-  // Of the address vector. efa has each address once: inserted again it gives the same handle, and the first removal takes it away
-  // from under all paths. So they are counted.
+  // Of the address vector. efa has each address once: inserted again it gives the same handle, and the first removal
+  // takes it away from under all paths. So they are counted.
   struct Known {
     fi_addr_t address = FI_ADDR_NOTAVAIL;
     uint32_t paths = 0;

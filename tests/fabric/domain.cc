@@ -126,7 +126,8 @@ int register_range(Domain& domain, const fi_mr_attr& attributes, uint64_t flags,
   region->base = static_cast<uint8_t*>(attributes.mr_iov->iov_base);
   region->length = attributes.mr_iov->iov_len;
   region->access = attributes.access;
-  // FI_MR_PROV_KEY: what the program asks for does not count. No descriptor comes again, so one of a closed region names none.
+  // FI_MR_PROV_KEY: what the program asks for does not count. No descriptor comes again, so one of a closed region
+  // names none.
   do region->key = f->random.word();
   while (region->key == 0 || f->by_key.contains(region->key));
   region->mem_desc = reinterpret_cast<void*>(++f->last_descriptor << 4);

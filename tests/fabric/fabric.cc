@@ -53,7 +53,7 @@ Locked::~Locked() {
   fabric_.attention.store(attention, std::memory_order_relaxed);
 }
 
-// --- the clock and who runs -------------------------------------------------------------------------------------------
+// --- the clock and who runs ------------------------------------------------------------------------------------------
 
 void Fabric::activate(Request* request) {
   if (request->place != SIZE_MAX) return;
@@ -98,7 +98,7 @@ void Fabric::execute(uint64_t most) {
 
 void Fabric::execute_all() { execute(kEndless); }
 
-// --- rules --------------------------------------------------------------------------------------------------------------
+// --- rules -----------------------------------------------------------------------------------------------------------
 
 void violate(const char* text, ...) {
   Fabric& f = Fabric::get();
@@ -138,7 +138,7 @@ void release(Fabric& f, void* context) {
     violate("the program wrote into the context %p while its request was in flight", context);
 }
 
-// --- regions ------------------------------------------------------------------------------------------------------------
+// --- regions ---------------------------------------------------------------------------------------------------------
 
 namespace {
 

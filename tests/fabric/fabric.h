@@ -1,5 +1,5 @@
-// The one fabric of the process: its devices, its clock, its faults, what is posted and not yet done. Every function here, and
-// everything that it calls, runs with Fabric::mutex held unless it says otherwise.
+// The one fabric of the process: its devices, its clock, its faults, what is posted and not yet done. Every function
+// here, and everything that it calls, runs with Fabric::mutex held unless it says otherwise.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,8 @@ struct Faults {
   std::set<std::pair<uint32_t, uint32_t>> cuts;  // pairs of device indices, lower first
 };
 
-// The 64 bytes of a context between a post and the reading of its completion: the stand-in's, full of what `pattern` gives.
+// The 64 bytes of a context between a post and the reading of its completion: the stand-in's, full of what `pattern`
+// gives.
 struct Claim {
   Endpoint* endpoint = nullptr;
   uint64_t pattern = 0;
@@ -106,6 +107,5 @@ void land_as_ghost(Fabric& f, const Request& request);  // all of its bytes, if 
 // queue.cc
 void push(Fabric& f, Queue& queue, const Entry& entry);
 int error_of(uint32_t status);
-int make_descriptor();
 
 }  // namespace srd

@@ -1,4 +1,5 @@
-// Endpoints that cost next to nothing: a write costs its note in the completion queue. What is not a write goes the ordinary way.
+// Endpoints that cost next to nothing: a write costs its note in the completion queue. What is not a write goes the
+// ordinary way.
 #include <algorithm>
 
 #include "tests/fabric/tables.h"

@@ -1,5 +1,5 @@
-// What endpoints with the option "free" leave in their completion queue: touched by the one thread that posts and polls, without the
-// mutex.
+// What endpoints with the option "free" leave in their completion queue: touched by the one thread that posts and
+// polls, without the mutex.
 #pragma once
 
 #include <cstdint>

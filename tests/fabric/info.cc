@@ -1,4 +1,5 @@
-// Exported: what libfabric has as symbols. Everything about other providers than `efa` is passed on to the real library.
+// Exported: what libfabric has as symbols. Everything about other providers than `efa` is passed on to the real
+// library.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -14,7 +15,7 @@ constexpr uint64_t kCaps = FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WR
                            FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM;
 constexpr int kModes = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 
-// --- the real library -----------------------------------------------------------------------------------------------------
+// --- the real library ------------------------------------------------------------------------------------------------
 
 struct Real {
   decltype(&::fi_getinfo) getinfo = nullptr;
@@ -46,7 +47,7 @@ const Real& real() {
   return found;
 }
 
-// --- what there is --------------------------------------------------------------------------------------------------------
+// --- what there is ---------------------------------------------------------------------------------------------------
 
 // Null, or which of the hints rules this fabric out.
 const char* ruled_out(const Fabric& f, bool direct, const fi_info& hints) {
@@ -119,7 +120,7 @@ bool asks_for_efa(const fi_info* hints) {
          std::strcmp(hints->fabric_attr->prov_name, "efa") == 0;
 }
 
-// --- fabrics ---------------------------------------------------------------------------------------------------------------
+// --- fabrics ---------------------------------------------------------------------------------------------------------
 
 int close_fabric(fid* handle) {
   Locked f;
@@ -141,7 +142,7 @@ fi_ops_fabric* fabric_ops() {
   return &ops;
 }
 
-// --- infos -----------------------------------------------------------------------------------------------------------------
+// --- infos -----------------------------------------------------------------------------------------------------------
 
 template <typename Structure>
 Structure* copy(const Structure* from) {

@@ -1,5 +1,5 @@
-// The objects behind the handles: each is the public structure with the stand-in's own state behind it. All of it is guarded by the
-// fabric's mutex, except what free.h says.
+// The objects behind the handles: each is the public structure with the stand-in's own state behind it. All of it is
+// guarded by the fabric's mutex, except what free.h says.
 #pragma once
 
 #include <rdma/fabric.h>

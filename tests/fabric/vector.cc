@@ -1,5 +1,5 @@
-// Address vectors. As in the provider: an address that is there already gives the handle that it has, and removing it once
-// removes it.
+// Address vectors. As in the provider: an address that is there already gives the handle that it has, and removing it
+// once removes it.
 #include <cstring>
 
 #include "tests/fabric/tables.h"

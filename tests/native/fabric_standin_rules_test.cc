@@ -193,7 +193,7 @@ TEST_CASE("stand-in of EFA: what others stand on cannot be closed, and endpoints
   CHECK(fi_enable(made) == -FI_ENOAV);
 }
 
-// --- what the device answers -------------------------------------------------------------------------------------------
+// --- what the device answers -----------------------------------------------------------------------------------------
 
 TEST_CASE("stand-in of EFA: keys and ranges are enforced at the target, and what they refuse has not landed") {
   EfaFabric fabric;

@@ -1,4 +1,5 @@
-// The stand-in for libfabric, loaded as the transport loads the real one, and an endpoint of it with all that it stands on.
+// The stand-in for libfabric, loaded as the transport loads the real one, and an endpoint of it with all that it stands
+// on.
 #pragma once
 
 #include <dlfcn.h>

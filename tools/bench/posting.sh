@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Instructions per work request of transports cx7 and efa, beside bare loops of verbs and libfabric, with devices that cost nothing.
+# Instructions per work request of transports cx7 and efa, beside bare loops of verbs and libfabric, with devices that
+# cost nothing.
 #
 #   tools/bench/posting.sh BUILD_DIRECTORY     needs valgrind
 #

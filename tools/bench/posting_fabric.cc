@@ -1,6 +1,6 @@
-// What a work request costs the host in transport efa: the provider's post and poll beside a bare loop of fi_writemsg and fi_cq_read
-// with the same flags. With the stand-in for libfabric in its free mode the device costs next to nothing, so what remains is
-// ours; meant for `valgrind --tool=callgrind`, which counts instructions.
+// What a work request costs the host in transport efa: the provider's post and poll beside a bare loop of fi_writemsg
+// and fi_cq_read with the same flags. With the stand-in for libfabric in its free mode the device costs next to
+// nothing, so what remains is ours; meant for `valgrind --tool=callgrind`, which counts instructions.
 //
 //   bench_posting_fabric [ours|bare|both] [rounds] [bytes] [peers]
 //   tools/bench/posting.sh     runs it under callgrind and prints instructions per request
@@ -43,7 +43,7 @@ te_nic_address sibling(te_nic_address address, uint32_t number) {
   return address;
 }
 
-// --- ours ------------------------------------------------------------------------------------------------------------------------
+// --- ours ------------------------------------------------------------------------------------------------------------
 
 struct Ours {
   std::unique_ptr<Provider> provider;
@@ -86,7 +86,7 @@ struct Ours {
   }
 };
 
-// --- bare ------------------------------------------------------------------------------------------------------------------------
+// --- bare ------------------------------------------------------------------------------------------------------------
 
 template <typename Object, typename Open>
 efa::FidPtr<Object> open(const char* what, const Open& call) {
