@@ -203,7 +203,11 @@ uint32_t Nic::read_error(Completion* out) {
   fi_cq_err_entry error{};
   if (fi_cq_readerr(queue_, &error, 0) <= 0) return 0;
   ++activity_;
-  if (error.op_context == nullptr || (error.flags & (FI_REMOTE_WRITE | FI_REMOTE_READ)) != 0) return 0;
+  if (error.op_context == nullptr) return 0;
+  if ((error.flags & (FI_REMOTE_WRITE | FI_REMOTE_READ)) != 0) {
+    if (receives_ != nullptr) receives_->consumed(error.op_context);  // a peer's bad write may have used it up
+    return 0;
+  }
   if (receives_ != nullptr && (error.flags & FI_RECV) != 0) {
     receives_->consumed(error.op_context);
     return 0;
