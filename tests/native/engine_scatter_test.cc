@@ -410,4 +410,113 @@ TEST_CASE("engine: a scatter tells when it was taken, posted and done") {
   CHECK(times.posted_ns <= times.finished_ns);
 }
 
+// Random members, NICs of both sides, lengths, ways of sharding, and NICs that fail in between: what succeeded is there and counted once,
+// nothing else has changed but for parts that failed.
+TEST_CASE("engine: scatters equal a model of bytes, whatever the members, NICs, lengths and failures of NICs") {
+  Random random(2026);
+  for (int trial = 0; trial < scaled(24); ++trial) {
+    const auto nics = static_cast<uint32_t>(1 + random.below(16)), theirs = static_cast<uint32_t>(1 + random.below(16));
+    const size_t count = 1 + random.below(12), owners = 1 + random.below(3);
+    CAPTURE(trial);
+    CAPTURE(nics);
+    CAPTURE(theirs);
+    CAPTURE(count);
+    Setup setup{"sim", trial % 2 == 0 ? "reorder=0" : "reorder=1,delay=2,max_write=1500", nics, {}};
+    Player sender(setup);
+    setup.nics = theirs;
+    Memory& source = sender.memory(kBytes);
+    source.fill(random);
+    std::vector<std::unique_ptr<Player>> players;
+    for (size_t i = 0; i < owners; ++i) players.push_back(std::make_unique<Player>(setup));
+    std::vector<Memory*> memories;
+    std::vector<te_handle> counters;
+    std::vector<te_target_member> members;
+    std::vector<std::vector<uint8_t>> model(count, std::vector<uint8_t>(kBytes, kPoison));
+    std::vector<bool> spoilt(count * kBytes);  // a failed part may have written here
+    std::vector<uint64_t> least(count), most(count);
+    for (size_t i = 0; i < count; ++i) {
+      Player& owner = *players[i % owners];
+      memories.push_back(&owner.memory(kBytes));
+      counters.push_back(owner.counter());
+      members.push_back({-1, sender.remote(owner, *memories[i]), sender.remote_counter(owner, counters[i])});
+    }
+    const te_handle target =
+        sender.target(members, random.below(2) == 0 ? -1 : static_cast<int32_t>(random.below(count)));
+    for (int round = 0; round < 8; ++round) {
+      const bool fails = nics > 1 && round % 3 == 2;
+      const std::string nic = std::to_string(random.below(nics));
+      if (fails) sender.inject("nic_down " + nic);
+      std::vector<int64_t> from, lengths, to;
+      for (size_t i = 0; i < count; ++i) {
+        const uint64_t longest = random.below(3) == 0 ? kBytes : 200;
+        const uint64_t length = random.below(5) == 0 ? 0 : random.below(longest + 1);
+        lengths.push_back(static_cast<int64_t>(length));
+        from.push_back(static_cast<int64_t>(random.below(kBytes - length + 1)));
+        to.push_back(static_cast<int64_t>(random.below(kBytes - length + 1)));
+      }
+      Transfer t = sender.scatter(
+          {target, source.region, 0, static_cast<uint32_t>(random.below(3)), from.data(), lengths.data(), to.data()});
+      const int32_t status = t.wait();
+      REQUIRE(status != TE_AGAIN);
+      REQUIRE_MESSAGE((fails || status == TE_OK), name_of(status), ": ", t.message());
+      const auto failed = t.failed_members();
+      CHECK(failed.empty() == (status == TE_OK));
+      REQUIRE(t.wait_quiesced());
+      if (fails) sender.inject("nic_up " + nic);
+      for (size_t i = 0; i < count; ++i) {
+        const auto length = static_cast<size_t>(lengths[i]), at = static_cast<size_t>(to[i]);
+        ++most[i];
+        if (!failed.contains(static_cast<uint32_t>(i))) {
+          ++least[i];
+          std::copy_n(source.data() + from[i], length, model[i].begin() + to[i]);
+        }
+        const bool bad = failed.contains(static_cast<uint32_t>(i));
+        for (size_t k = at; k < at + length; ++k) spoilt[i * kBytes + k] = bad;
+      }
+    }
+    for (size_t i = 0; i < count; ++i) {
+      Player& owner = *players[i % owners];
+      REQUIRE(owner.wait(counters[i], least[i]) == TE_OK);
+      CHECK(owner.value(counters[i]) <= most[i]);
+      bool right = memories[i]->guards_intact();
+      for (size_t k = 0; k < kBytes; ++k) right &= spoilt[i * kBytes + k] || memories[i]->data()[k] == model[i][k];
+      CHECK(right);
+    }
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+TEST_CASE("engine: a member of a scatter may get more than 4 GiB") {
+  constexpr uint64_t kPeriod = 1 << 20, kLength = (uint64_t{1} << 32) + 4097;
+  Setup setup{"sim", "", 3, {}};
+  Player sender(setup), owner(setup);
+  Mirrored from(kPeriod, kLength), to(kPeriod, kLength);
+  Random random(3);
+  for (uint64_t i = 0; i < kPeriod; ++i) from.data[i] = static_cast<uint8_t>(random.next() >> 32);
+  const te_handle source = register_span(sender, from.data, kLength);
+  Memory large(1);
+  large.region = register_span(owner, to.data, kLength);
+  Memory& small = owner.memory(100);
+  const te_handle counters[] = {owner.counter(), owner.counter()};
+  const te_handle target =
+      sender.target({{-1, sender.remote(owner, large), sender.remote_counter(owner, counters[0])},
+                     {-1, sender.remote(owner, small), sender.remote_counter(owner, counters[1])}});
+  const std::vector<int64_t> offsets{0, kLength - 100}, lengths{kLength, 100};
+  require_ok(sender.scatter({target, source, 0, 0, offsets.data(), lengths.data(), nullptr}));
+  CHECK(owner.counted(counters[0], 1));
+  CHECK(owner.counted(counters[1], 1));
+  CHECK(sender.peer_info(sender.peer(owner)).write_bytes == kLength + 100);
+  CHECK(std::memcmp(from.data, to.data, kPeriod) == 0);
+  CHECK(std::memcmp(from.data + kLength - 100, small.data(), 100) == 0);
+  CHECK(small.guards_intact());
+  for (uint32_t nic = 0; nic < 3; ++nic) {  // cut over all
+    te_nic_info info{};
+    REQUIRE(te_nic_describe(sender.engine, nic, &info, &sender.error) == TE_OK);
+    CHECK(info.write_bytes > kLength / 4);
+  }
+  sender.free();  // before its memory goes
+  owner.free();
+}
+#endif
+
 }  // namespace te::engine_test

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <doctest/doctest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -400,6 +402,35 @@ class Player {
   te_address address{};
   te_error error{};
 };
+
+// Address space whose bytes repeat every `period`: far larger than the memory behind it.
+struct Mirrored {
+  Mirrored(uint64_t period, uint64_t length)
+      : period(period), length(length), fd(memfd_create("te-test", MFD_CLOEXEC)) {
+    REQUIRE(fd >= 0);
+    REQUIRE(ftruncate(fd, static_cast<off_t>(period)) == 0);
+    data = static_cast<uint8_t*>(mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    REQUIRE(data != MAP_FAILED);
+    for (uint64_t at = 0; at < length; at += period)
+      REQUIRE(mmap(data + at, std::min(period, length - at), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) !=
+              MAP_FAILED);
+  }
+  ~Mirrored() {
+    munmap(data, length);
+    close(fd);
+  }
+  Mirrored(const Mirrored&) = delete;
+  const uint64_t period, length;
+  const int fd;
+  uint8_t* data = nullptr;
+};
+
+inline te_handle register_span(Player& player, uint8_t* data, uint64_t length) {
+  te_handle region = TE_NONE;
+  const int32_t status = te_region_register(player.engine, data, length, TE_DEVICE_HOST, 0, &region, &player.error);
+  REQUIRE_MESSAGE(status == TE_OK, player.error.message);
+  return region;
+}
 
 // A writer with a source, a target with a counter, and the writer's handles for both.
 struct Pair {

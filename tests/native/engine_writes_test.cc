@@ -1,7 +1,4 @@
 // Contiguous writes: every length, every byte, no byte beyond, and the counter exactly one up per write.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include "tests/native/engine_support.h"
 
 namespace te::engine_test {
@@ -18,35 +15,6 @@ std::vector<uint64_t> lengths_around(std::initializer_list<uint64_t> edges) {
     for (uint64_t k = 1; k <= 9 && edge * k < kBytes / 2; ++k)
       for (const uint64_t length : {edge * k - 1, edge * k, edge * k + 1}) lengths.push_back(length);
   return lengths;
-}
-
-// Address space whose bytes repeat every `period`: far larger than the memory behind it.
-struct Mirrored {
-  Mirrored(uint64_t period, uint64_t length)
-      : period(period), length(length), fd(memfd_create("te-test", MFD_CLOEXEC)) {
-    REQUIRE(fd >= 0);
-    REQUIRE(ftruncate(fd, static_cast<off_t>(period)) == 0);
-    data = static_cast<uint8_t*>(mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    REQUIRE(data != MAP_FAILED);
-    for (uint64_t at = 0; at < length; at += period)
-      REQUIRE(mmap(data + at, std::min(period, length - at), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) !=
-              MAP_FAILED);
-  }
-  ~Mirrored() {
-    munmap(data, length);
-    close(fd);
-  }
-  Mirrored(const Mirrored&) = delete;
-  const uint64_t period, length;
-  const int fd;
-  uint8_t* data = nullptr;
-};
-
-uint32_t register_span(Player& player, uint8_t* data, uint64_t length) {
-  te_handle region = TE_NONE;
-  const int32_t status = te_region_register(player.engine, data, length, TE_DEVICE_HOST, 0, &region, &player.error);
-  REQUIRE_MESSAGE(status == TE_OK, player.error.message);
-  return region;
 }
 
 // Writes one after the other, each checked alone.
