@@ -9,23 +9,23 @@ namespace {
 // EFA's device status, which libfabric passes on as prov_errno (enum efa_io_comp_status of efa_io_defs.h, source; there
 // is no device here to run it on).
 bool classify_efa(int device_status, Outcome* out) {
-  out->provider_status = device_status;
+  const int number = TE_STATUS_EFA + device_status;
   switch (device_status) {
     case 1:  // flushed with the queue pair
-      *out = {Status::kCancelled, true, device_status};
+      *out = {Status::kCancelled, true, number};
       return true;
     case 7:  // remote: bad address or key. Packets that came before the key went have landed
-      *out = {Status::kRemoteAccess, true, device_status};
+      *out = {Status::kRemoteAccess, true, number};
       return true;
     case 11:  // remote: bad length
-      *out = {Status::kRemoteAccess, false, device_status};
+      *out = {Status::kRemoteAccess, false, number};
       return true;
     case 8:   // remote: aborted
     case 9:   // remote: no such queue pair (restarted)
     case 13:  // remote: unresponsive
     case 14:  // remote: does not know us
     case 15:  // local: peer unreachable
-      *out = {Status::kPeerLost, true, device_status};
+      *out = {Status::kPeerLost, true, number};
       return true;
     default:
       return false;
@@ -37,7 +37,7 @@ bool classify_efa(int device_status, Outcome* out) {
 Outcome classify(Kind kind, const fi_cq_err_entry& error) {
   Outcome outcome;
   if (kind == Kind::kEfa && classify_efa(error.prov_errno, &outcome)) return outcome;
-  if (kind == Kind::kEfa && error.prov_errno > 0) return {Status::kTransport, true, error.prov_errno};
+  if (kind == Kind::kEfa && error.prov_errno > 0) return {Status::kTransport, true, TE_STATUS_EFA + error.prov_errno};
   // The software providers fill prov_errno with whatever errno was last; only err says something.
   const int code = error.err;
   switch (code) {

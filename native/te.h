@@ -58,10 +58,16 @@ typedef uint64_t
 typedef struct te_transfer
     te_transfer; /* the outcome of one operation; owned by the caller until te_transfer_release */
 
+/* Added to what a device reports of a work request, which is no errno. */
+enum {
+  TE_STATUS_VERBS = 0x10000, /* ibv_wc_status */
+  TE_STATUS_EFA = 0x20000    /* EFA's efa_io_comp_status */
+};
+
 typedef struct te_error {
   int32_t status;          /* te_status */
   int32_t nic;             /* index of the local NIC, -1 when none is involved */
-  int32_t provider_status; /* errno-like number of the provider, 0 when none */
+  int32_t provider_status; /* an errno, or one of TE_STATUS_* and the number there; 0 when none */
   int32_t peer;            /* peer index, -1 when none */
   int64_t elapsed_ns;      /* since the operation was submitted, 0 when it never was */
   char message[320];       /* what and where, with the values; always terminated */

@@ -121,8 +121,32 @@ def status_name(status: int) -> str:
     return text(lib.te_status_name(status))
 
 
+# enum ibv_wc_status of <infiniband/verbs.h>, without the prefix IBV_WC_.
+_VERBS_STATUSES = (
+    "SUCCESS", "LOC_LEN_ERR", "LOC_QP_OP_ERR", "LOC_EEC_OP_ERR", "LOC_PROT_ERR", "WR_FLUSH_ERR", "MW_BIND_ERR",
+    "BAD_RESP_ERR", "LOC_ACCESS_ERR", "REM_INV_REQ_ERR", "REM_ACCESS_ERR", "REM_OP_ERR", "RETRY_EXC_ERR",
+    "RNR_RETRY_EXC_ERR", "LOC_RDD_VIOL_ERR", "REM_INV_RD_REQ_ERR", "REM_ABORT_ERR", "INV_EECN_ERR", "INV_EEC_STATE_ERR",
+    "FATAL_ERR", "RESP_TIMEOUT_ERR", "GENERAL_ERR", "TM_ERR", "TM_RNDV_INCOMPLETE",
+)  # fmt: skip
+# enum efa_io_comp_status of the EFA driver's efa_io_defs.h.
+_EFA_STATUSES = (
+    "OK", "FLUSHED", "LOCAL_ERROR_QP_INTERNAL_ERROR", "LOCAL_ERROR_UNSUPPORTED_OP", "LOCAL_ERROR_INVALID_AH",
+    "LOCAL_ERROR_INVALID_LKEY", "LOCAL_ERROR_BAD_LENGTH", "REMOTE_ERROR_BAD_ADDRESS", "REMOTE_ERROR_ABORT",
+    "REMOTE_ERROR_BAD_DEST_QPN", "REMOTE_ERROR_RNR", "REMOTE_ERROR_BAD_LENGTH", "REMOTE_ERROR_BAD_STATUS",
+    "LOCAL_ERROR_UNRESP_REMOTE", "REMOTE_ERROR_UNKNOWN_PEER", "LOCAL_ERROR_UNREACH_REMOTE",
+)  # fmt: skip
+
+
 def provider_status_name(number: int) -> str:
-    """Providers report errno values, some of them negated; what is no errno keeps its number."""
+    """The name of a te_error's provider_status: an errno (some providers negate it) or what a device said. What has no
+    name keeps its number."""
+    for base, prefix, names in (
+        (lib.TE_STATUS_EFA, "EFA_IO_COMP_STATUS_", _EFA_STATUSES),
+        (lib.TE_STATUS_VERBS, "IBV_WC_", _VERBS_STATUSES),
+    ):
+        if number >= base:
+            at = number - base
+            return prefix + (names[at] if at < len(names) else str(at))
     return errno.errorcode.get(abs(number), str(number))
 
 

@@ -231,9 +231,9 @@ TEST_SUITE("efa") {
     CHECK(classify(Kind::kEfa, error_entry(FI_EIO, 13)).status == Status::kPeerLost);
     CHECK(classify(Kind::kEfa, error_entry(FI_EIO, 1)).status == Status::kCancelled);
     CHECK(classify(Kind::kEfa, error_entry(FI_EIO, 4711)).status == Status::kTransport);
-    CHECK(classify(Kind::kEfa, error_entry(FI_EIO, 13)).provider_status == 13);
+    CHECK(classify(Kind::kEfa, error_entry(FI_EIO, 13)).provider_status == TE_STATUS_EFA + 13);
     CHECK(classify(Kind::kEfa, error_entry(FI_ENORX, 10)).status == Status::kTransport);
-    CHECK(classify(Kind::kEfa, error_entry(FI_ENORX, 10)).provider_status == 10);
+    CHECK(classify(Kind::kEfa, error_entry(FI_ENORX, 10)).provider_status == TE_STATUS_EFA + 10);
     CHECK(classify(Kind::kEfa, error_entry(FI_EHOSTUNREACH, 0)).status == Status::kPeerLost);
   }
 

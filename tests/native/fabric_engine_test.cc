@@ -138,7 +138,7 @@ TEST_CASE("efa engine: a request that the device fails ends its transfer and not
     const int32_t why = failed.wait();
     CHECK(why != TE_OK);
     CHECK(why != TE_AGAIN);
-    CHECK(failed.error().provider_status == status);
+    CHECK(failed.error().provider_status == TE_STATUS_EFA + status);
     REQUIRE(eventually([&] { return pair.write(0, 0, 100, false).wait() == TE_OK; }));
   }
 }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import inspect
 import pickle
 
@@ -93,3 +94,20 @@ def test_timeouts_convert_to_nanoseconds() -> None:
     assert _native.nanoseconds(float("inf")) == _native.FOREVER_NS
     with pytest.raises(TypeError):
         _native.nanoseconds("5")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        (errno.ENOMEM, "ENOMEM"),
+        (-errno.ENOTCONN, "ENOTCONN"),
+        (4711, "4711"),
+        (0x10000 + 12, "IBV_WC_RETRY_EXC_ERR"),
+        (0x10000 + 23, "IBV_WC_TM_RNDV_INCOMPLETE"),
+        (0x10000 + 99, "IBV_WC_99"),
+        (0x20000 + 13, "EFA_IO_COMP_STATUS_LOCAL_ERROR_UNRESP_REMOTE"),
+        (0x20000 + 4711, "EFA_IO_COMP_STATUS_4711"),
+    ],
+)
+def test_what_a_provider_reports_has_the_name_that_its_documentation_uses(number: int, name: str) -> None:
+    assert _native.provider_status_name(number) == name
