@@ -285,7 +285,7 @@ bool Nic::translate_sent(const ibv_wc& entry, std::span<Completion> out, uint32_
         const Outcome outcome = classify(entry.status);
         completion.status = outcome.status;
         completion.landed_unknown = outcome.landed_unknown;
-        completion.provider_status = TE_STATUS_VERBS + entry.status;
+        completion.provider_status = TE_STATUS_VERBS + static_cast<int>(entry.status);
       }
     }
     ++queue.head;

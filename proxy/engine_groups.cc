@@ -121,7 +121,7 @@ Error Engine::open_target(std::span<const te_target_member> members, int32_t pla
   return {};
 }
 
-// Waits until the worker has taken over what it must know. It only looks at lists for that.
+// The worker takes over what it must know. Whoever lets something go need not wait for that.
 Error Engine::tell_worker(OperationKind kind, Target* target, Prepared* prepared) {
   const int64_t deadline = deadline_after(now_ns(), settings_.values.default_timeout_ns);
   Error error;
@@ -139,6 +139,7 @@ Error Engine::tell_worker(OperationKind kind, Target* target, Prepared* prepared
     if (prepared != nullptr) prepared->leave();
     return error;
   }
+  if (kind == OperationKind::kReleaseTarget) return release_transfer(transfer), Error();
   return wait_operation(transfer, settings_.values.default_timeout_ns);
 }
 

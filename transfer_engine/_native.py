@@ -138,8 +138,10 @@ _EFA_STATUSES = (
 
 
 def provider_status_name(number: int) -> str:
-    """The name of a te_error's provider_status: an errno (some providers negate it) or what a device said. What has no
-    name keeps its number."""
+    """Of a te_error's provider_status: an errno (some providers negate it), or what a device said.
+
+    What has no name keeps its number.
+    """
     for base, prefix, names in (
         (lib.TE_STATUS_EFA, "EFA_IO_COMP_STATUS_", _EFA_STATUSES),
         (lib.TE_STATUS_VERBS, "IBV_WC_", _VERBS_STATUSES),
