@@ -123,14 +123,8 @@ endef
 test-conformance-asan: .venv/.wheel compile-asan ## the conformance suite in one process under AddressSanitizer
 	$(call conformance,asan,libasan.so,ASAN_OPTIONS=detect_leaks=0,,and not (standin and grow_memory))
 
-<<<<<<< HEAD
 test-conformance-tsan: .venv/.wheel compile-tsan ## the part of it that is about threads and order under ThreadSanitizer
-	$(call conformance,tsan,libtsan.so,TSAN_OPTIONS=suppressions=$(CURDIR)/tests/native/tsan.supp,$$(setarch -R true 2>/dev/null && echo setarch -R),and (concurrency or completion or counters or regions or deadlines or peers or messages) and not fork)
-=======
-test-conformance-tsan: .venv/.wheel ## the part of it that is about threads and order under ThreadSanitizer
-	$(call native,tsan,$(tsan_options))
-	$(call conformance,tsan,libtsan.so,TSAN_OPTIONS=suppressions=$(CURDIR)/tests/native/tsan.supp,$$(setarch -R true 2>/dev/null && echo setarch -R),and (concurrency or completion or counters or regions or deadlines or peers or messages or scatter or barrier or prepared or group_faults) and not fork)
->>>>>>> h3
+	$(call conformance,tsan,libtsan.so,TSAN_OPTIONS=suppressions=$(CURDIR)/tests/native/tsan.supp,$$(setarch -R true 2>/dev/null && echo setarch -R),and (concurrency or completion or counters or regions or deadlines or peers or messages or prepared or group_faults) and not fork)
 
 # libfabric is not there for the other machine: only what runs on the simulated fabric.
 cross := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc \
