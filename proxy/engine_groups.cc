@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -44,6 +45,10 @@ Error check_part(uint32_t member, int64_t source, int64_t destination, int64_t l
                  const Member& to) {
   if (!fits(source, length, source_length)) [[unlikely]]
     return bad_range(member, "source", source, length, source_length);
+  if (to.only_notified && length > 0) [[unlikely]]
+    return Error(Status::kRange,
+                 format("member %u: %lld bytes, but the target has no region of it: it is only notified", member,
+                        static_cast<long long>(length)));
   if (to.peer != nullptr && !fits(destination, length, to.length)) [[unlikely]]
     return bad_range(member, "target", destination, length, to.length);
   return {};
@@ -79,7 +84,7 @@ Error Engine::check_member(const te_target_member& value, Member* out) {
     if (counter->peer != region->peer)
       return Error(Status::kArgument, "the counter to notify belongs to another engine than the target region");
   }
-  *out = {region->peer, region, counter, remote, value.counter, region->length, false};
+  *out = {region->peer, region, counter, remote, value.counter, region->length, false, value.remote == TE_NONE};
   return {};
 }
 
@@ -196,10 +201,12 @@ Error Engine::close_target(te_handle handle) {
 
 // --- scatters ------------------------------------------------------------------------------------------------------------------------
 
-// With target->mutex held. Null when as many are under way as may be, or memory is short.
+// With target->mutex held. Null when as many are under way as may be.
 Flight* Engine::take_flight(Target& target) {
   if (target.spare == nullptr) target.spare = target.returned.exchange(nullptr, std::memory_order_acquire);
-  if (target.spare == nullptr && target.flights.size() < kMaxFlights) {
+  if (target.under_way.load(std::memory_order_relaxed) >= kMaxFlights) return nullptr;
+  target.under_way.fetch_add(1, std::memory_order_relaxed);
+  if (target.spare == nullptr) {
     auto made = std::make_unique<Flight>();
     made->target = &target;
     made->entries.reset(new Operation[target.count]);
@@ -215,7 +222,7 @@ Flight* Engine::take_flight(Target& target) {
     return target.flights.back().get();
   }
   Flight* flight = target.spare;
-  if (flight != nullptr) target.spare = flight->next;
+  target.spare = flight->next;
   return flight;
 }
 
@@ -300,6 +307,7 @@ te_transfer* Engine::scatter_on(const te_scatter_args& args, Target& target, int
       target.stay();
       return submit(op, error);  // on failure drop_claims gives all of it back
     }
+    target.under_way.fetch_sub(1, std::memory_order_relaxed);
     give_back_flight(flight);
   }
   region->leave();
@@ -308,8 +316,9 @@ te_transfer* Engine::scatter_on(const te_scatter_args& args, Target& target, int
 }
 
 Flight* Engine::take_flight_patiently(Target& target, int64_t deadline_ns, Error* error) {
+  constexpr int kYields = 64;
   const int64_t slice_end = deadline_after(now_ns(), kSlice);
-  for (;;) {
+  for (int spin = 0;; ++spin) {
     {
       const std::lock_guard lock(target.mutex);
       if (Flight* flight = take_flight(target)) return flight;
@@ -319,16 +328,13 @@ Flight* Engine::take_flight_patiently(Target& target, int64_t deadline_ns, Error
       *error = Error(Status::kClosed, kClosedEngine);
       return nullptr;
     }
-    if (now >= deadline_ns) {
-      *error =
-          Error(Status::kTimeout, format("%u scatters of this target are under way, which is the most", kMaxFlights));
+    if (now >= deadline_ns || now >= slice_end) {
+      *error = Error(now >= deadline_ns ? Status::kTimeout : Status::kAgain,
+                     format("%u scatters of this target are under way, which is the most", kMaxFlights));
       return nullptr;
     }
-    if (now >= slice_end) {
-      *error = Error(Status::kAgain, "");
-      return nullptr;
-    }
-    sched_yield();
+    if (spin < kYields) sched_yield();
+    else std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 
@@ -375,7 +381,7 @@ Error Engine::prepare(te_handle region, te_handle* handle, F&& check) {
       p.kind = op.kind;
       p.region_handle = region;
       p.region = op.region;
-      p.member = {op.peer, op.remote, op.counter, op.remote_handle, op.counter_handle, op.remote->length, false};
+      p.member = {op.peer, op.remote, op.counter, op.remote_handle, op.counter_handle, op.remote->length, false, false};
       p.flush = op.flush;
       p.source_offset = op.source_offset;
       p.target_offset = op.target_offset;

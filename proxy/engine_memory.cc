@@ -116,6 +116,11 @@ Error Engine::close_region(te_handle handle, int64_t timeout_ns) {
   if (transfer == nullptr) return error;
   if (Error e = wait_operation(transfer, bound)) {
     if (e.status() != Status::kTimeout) return e;
+    if (region->users.load(std::memory_order_relaxed) > 0)
+      return Error(
+          Status::kTimeout,
+          "transfers that read from the region have not drained: some peer of theirs does not answer; the region "
+          "stays refused to all and registered: close it again later");
     return Error(Status::kTimeout,
                  "a peer that holds the region has not confirmed that it drained; the region stays refused to all and "
                  "registered: close it again later");

@@ -182,6 +182,7 @@ void Engine::drop_claims(Operation* op) {
     op->chain = nullptr;
   } else if (op->kind == OperationKind::kScatter) {
     Target* target = op->flight->target;
+    target->under_way.fetch_sub(1, std::memory_order_relaxed);
     op->flight->region->leave();
     give_back_flight(op->flight);
     if (target->leave()) recycle(target);

@@ -55,6 +55,7 @@ struct Member {
   te_handle remote_handle = TE_NONE, counter_handle = TE_NONE;
   uint64_t length = 0;  // of the remote region
   bool held = false;    // worker only: kept from being recycled
+  bool only_notified = false;
 };
 
 // What a scatter sends to one member, all but the addresses, the length and the context: one request per NIC of ours, valid while the
@@ -91,6 +92,9 @@ struct Target : Shared {
   std::mutex mutex;
   std::vector<std::unique_ptr<Flight>> flights;  // all that were made; `mutex`
   Flight* spare = nullptr;                       // `mutex`
+  // Scatters that have not ended. Those that have, but have not drained (their peer does not answer), keep their flight and
+  // do not count: the windows of the lost session bound how many they can be.
+  std::atomic<uint32_t> under_way{0};
   std::atomic<Flight*> returned{nullptr};
 
   // Worker only.

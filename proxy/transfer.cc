@@ -68,6 +68,7 @@ te_transfer* acquire_transfer(Engine* engine, uint32_t operations) {
   t->submitted_ns = now_ns();
   t->unfinished = operations;
   t->undrained = operations;
+  t->under_way = nullptr;
   t->status = Status::kOk;
   t->provider_status = 0;
   t->nic = -1;

@@ -33,8 +33,9 @@ struct te_transfer {
   int64_t finished_ns = 0;
 
   // Worker only.
-  uint32_t unfinished = 0;  // operations that have not ended
-  uint32_t undrained = 0;   // operations with work requests that may still land
+  uint32_t unfinished = 0;                     // operations that have not ended
+  uint32_t undrained = 0;                      // operations with work requests that may still land
+  std::atomic<uint32_t>* under_way = nullptr;  // counts it until it ends; see Target
 
   // The result: written before kDone.
   te::Status status = te::Status::kOk;

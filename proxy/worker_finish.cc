@@ -29,6 +29,7 @@ void Worker::report(Operation* op, Status status, int provider_status, int nic, 
 void Worker::end_transfer(te_transfer* t) {
   t->finished_ns = now_ns();
   bump(completed_);
+  if (t->under_way != nullptr) t->under_way->fetch_sub(1, std::memory_order_relaxed);
   if (t->status != Status::kOk) bump(failed_);
   const uint32_t bits = te_transfer::kDone | (t->undrained == 0 ? te_transfer::kQuiesced : 0u);
   const uint32_t old = t->state.fetch_or(bits, std::memory_order_acq_rel);

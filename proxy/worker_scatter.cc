@@ -105,6 +105,7 @@ void Worker::begin_scatter(Operation* command) {
   flight.remaining = flight.target->count + 1;
   flight.cursor = flight.target->round++ % nic_count_;
   transfer->taken_ns = now_ns();
+  transfer->under_way = &flight.target->under_way;
   next_deadline_ = std::min(next_deadline_, flight.deadline_ns);
   command->flight = nullptr;
   engine_.give_back_operation(command);

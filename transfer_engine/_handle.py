@@ -198,7 +198,8 @@ class EngineHandle:
             pointer = submit()
         if not pointer and error.status == _native.AGAIN:
             error.status = lib.TE_ERR_TIMEOUT
-            _native.set_message(error, "every operation slot was in use until the deadline")
+            if not _native.text(error.message):
+                _native.set_message(error, "every operation slot was in use until the deadline")
         return pointer
 
 

@@ -92,7 +92,10 @@ class Address:
             return cls.from_text(value)
         if isinstance(value, (bytes, bytearray, memoryview)):
             return cls(bytes(value))
-        raise ArgumentTypeError(f"expected a te.Address, its bytes or its text, not {type(value).__name__}")
+        hint = "use its attribute `address`" if hasattr(value, "address") else None
+        raise ArgumentTypeError(
+            f"expected a te.Address, its bytes or its text, not {type(value).__name__}", hint=hint
+        )
 
     @property
     def identity(self) -> bytes:

@@ -160,7 +160,11 @@ class PeerGroup:
                 f"notify is a list with a counter for each member, not a {type(notify).__name__}", operation="barrier"
             ) from None
         known, target = self._last_barrier
-        if target is None or wanted != known:
+        try:
+            same = wanted == known
+        except ValueError:  # arrays, which are refused below
+            same = False
+        if target is None or not same:
             target = self._barrier_target(wanted)
         return target._notify(timeout_s, request_id)
 
