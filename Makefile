@@ -174,6 +174,7 @@ bench: .venv/.wheel ## host overhead, bandwidth, rate and latency on this machin
 	@$(quiet) "compile bench" cmake --build build/bench
 	@for transport in tcp shm; do test ! -x build/bench/bench_fabric || $(loopback_only) build/bench/bench_fabric $$transport || exit; done
 	@tools/bench/posting.sh build/bench
+	@tools/bench/scatter.sh build/bench
 	@$(loopback_only) .venv/bin/transfer-engine bench
 
 # --- style --------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 //   write N     bandwidth of N-byte writes that the target counts, from the first post until the target has seen all and said so
 //   pages       4,096 pages of 32 KiB from scattered to scattered places, notified
 //   rate 256    256-byte notified writes per second, 64 in flight, fed natively
+//   scatter     64 members, each the peer with a notified write of its own: two scatters in flight, beside 128 writes of the bare loop
 //   latency N   a notified write and its answer, half of the round trip: both applications wait on their counters
 //   blocking N  one write at a time, from the call until it is done
 #include <rdma/fabric.h>
@@ -25,6 +26,7 @@ namespace {
 constexpr uint64_t kBytes = 256u << 20;
 constexpr uint64_t kHalf = kBytes / 2;
 constexpr int64_t kPatience = 60'000'000'000;
+constexpr uint64_t kMembers = 64;
 
 [[noreturn]] void die(const char* what, const te_error& error) {
   std::fprintf(stderr, "engine: %s: %s\n", what, error.message);
@@ -90,6 +92,20 @@ class Ours {
     e.write = {region_, remote_, notify_, 0, source, target, length};
     return e;
   }
+  // Member i is the peer's memory again; the places differ.
+  void open_target(uint32_t members) {
+    const std::vector<te_target_member> all(members, {-1, remote_, notify_});
+    te_error error{};
+    if (te_target_open(engine_, all.data(), members, -1, &target_, &error) != TE_OK) die("target", error);
+  }
+  te_transfer* post_scatter(const std::vector<int64_t>& source, const std::vector<int64_t>& lengths,
+                            const std::vector<int64_t>& target) {
+    const te_scatter_args a{target_, region_, 0, 0, source.data(), lengths.data(), target.data()};
+    te_error error{};
+    te_transfer* t = te_scatter(engine_, &a, kPatience, &error);
+    if (t == nullptr) die("scatter", error);
+    return t;
+  }
   static void finish(te_transfer* t) {
     te_transfer_wait(t, kPatience);
     te_error error{};
@@ -104,12 +120,12 @@ class Ours {
 
  private:
   te_engine* engine_ = nullptr;
-  te_handle region_ = TE_NONE, counter_ = TE_NONE, remote_ = TE_NONE, notify_ = TE_NONE;
+  te_handle region_ = TE_NONE, counter_ = TE_NONE, remote_ = TE_NONE, notify_ = TE_NONE, target_ = TE_NONE;
 };
 
 struct Case {
   std::string name;
-  enum Kind { kBandwidth, kPages, kRate, kLatency, kBlocking } kind;
+  enum Kind { kBandwidth, kPages, kRate, kScatter, kLatency, kBlocking } kind;
   uint64_t size;
   uint64_t count;
   uint64_t depth;
@@ -126,6 +142,8 @@ std::vector<Case> cases() {
   }
   all.push_back({"pages 4096 x 32 KiB", Case::kPages, 32768, 4096, 128});
   all.push_back({"rate 256 B, 64 in flight", Case::kRate, 256, 40960, 64});
+  for (const uint64_t size : {256ull, 4096ull})
+    all.push_back({"scatter 64 x " + std::to_string(size) + " B", Case::kScatter, size, 20480, 2 * kMembers});
   for (const uint64_t size : {64ull, 4096ull, 65536ull})
     all.push_back({"latency " + std::to_string(size) + " B", Case::kLatency, size, 400, 1});
   all.push_back({"blocking 4096 B", Case::kBlocking, 4096, 1000, 1});
@@ -226,6 +244,19 @@ class Runner {
           open.erase(open.begin());
         }
       }
+    } else if (c.kind == Case::kScatter) {
+      std::vector<int64_t> from, to;
+      const std::vector<int64_t> lengths(kMembers, static_cast<int64_t>(c.size));
+      for (uint64_t i = 0; i < kMembers; ++i) {
+        from.push_back(static_cast<int64_t>(place(i, c.size)));
+        to.push_back(static_cast<int64_t>(kHalf + place(i, c.size)));
+      }
+      for (uint64_t i = 0; i < c.count; i += kMembers) {
+        open.push_back(ours_.post_scatter(from, lengths, to));
+        if (open.size() < 2) continue;
+        Ours::finish(open.front());
+        open.erase(open.begin());
+      }
     } else if (c.kind == Case::kBlocking) {
       for (uint64_t i = 0; i < c.count; ++i) {
         const double t = seconds();
@@ -258,11 +289,11 @@ class Runner {
 void report(const Case& c, const std::vector<double>& bare, const std::vector<double>& ours) {
   const auto value = [&](double t) {
     if (c.kind == Case::kLatency || c.kind == Case::kBlocking) return t * 1e6;
-    if (c.kind == Case::kRate) return static_cast<double>(c.count) / t / 1e3;
+    if (c.kind == Case::kRate || c.kind == Case::kScatter) return static_cast<double>(c.count) / t / 1e3;
     return static_cast<double>(c.count * c.size) / t / 1e6;
   };
   const char* unit = c.kind == Case::kLatency || c.kind == Case::kBlocking ? "us"
-                     : c.kind == Case::kRate                               ? "k/s"
+                     : c.kind == Case::kRate || c.kind == Case::kScatter   ? "k/s"
                                                                            : "MB/s";
   std::vector<double> ratios;
   for (size_t i = 0; i < bare.size(); ++i) ratios.push_back(bare[i] / ours[i]);  // > 1: ours is faster
@@ -283,6 +314,7 @@ int run(const char* transport, const char* provider, size_t rounds, const char* 
   std::memset(memory, initiator ? 1 : 2, kBytes);
   Bare bare(provider, memory, kBytes, fd);
   Ours ours(transport, memory, fd);
+  if (initiator) ours.open_target(kMembers);
   Runner runner(&bare, &ours, initiator);
   if (initiator)
     std::printf("%s (%s), %zu rounds each, alternating\n%-26s %10s %10s %5s %6s   (lowest .. highest)\n", transport,
