@@ -139,7 +139,8 @@ void Worker::run() {
     if (worked || engine_.busy_polling_) continue;
     if (now_ - last_work_ > settings_.spin_ns && may_sleep()) {
       sleep();
-      last_work_ = 0;  // one round after a wake-up, then sleep again unless there was work
+      now_ = now_ns();  // commands that come now have deadlines from now on
+      last_work_ = 0;   // one round after a wake-up, then sleep again unless there was work
     } else if (now_ - last_yield > kYieldEvery) {
       sched_yield();  // with fewer cores than spinning threads, the other side needs this one
       last_yield = now_;

@@ -16,7 +16,6 @@ from .rig import LIFE_S, SKIPPED, TRANSPORTS, Case, Child, Rig, on
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cases(list): where a scenario runs; made by rig.on()")
     unknown = set(SKIPPED) - set(TRANSPORTS)
     if unknown:
         raise pytest.UsageError(f"TE_TEST_SKIP_TRANSPORTS names {', '.join(unknown)}; known: {', '.join(TRANSPORTS)}")

@@ -56,14 +56,17 @@ ssize_t no_blocking_read(fid_cq*, void*, size_t, const void*, int) { return -FI_
 const char* describe_error(fid_cq*, int, const void*, char*, size_t) { return "see enum efa_io_comp_status"; }
 
 fi_ops_cq* queue_ops(bool free) {
-  static fi_ops_cq tables[2] = {};
-  fi_ops_cq& ops = tables[free ? 1 : 0];
-  ops.size = sizeof ops;
-  ops.read = free ? read_free_queue : read_queue;
-  ops.readerr = read_error;
-  ops.sread = no_blocking_read;
-  ops.strerror = describe_error;
-  return &ops;
+  const auto table = [](auto* read) {
+    fi_ops_cq ops{};
+    ops.size = sizeof ops;
+    ops.read = read;
+    ops.readerr = read_error;
+    ops.sread = no_blocking_read;
+    ops.strerror = describe_error;
+    return ops;
+  };
+  static fi_ops_cq ordinary = table(read_queue), fast = table(read_free_queue);
+  return free ? &fast : &ordinary;
 }
 
 fi_ops* queue_common_ops() {
