@@ -169,7 +169,7 @@ class Engine {
   // For the worker, on its control path.
   Region* region_by_serial(uint64_t serial);
   Counter* counter_by_serial(uint64_t serial);
-  void forget_remote(int32_t peer, uint64_t serial, bool is_region);
+  void forget_remote(const Remote& remote, bool is_region);
   template <typename T, typename F>
   te_handle find_or_add(Table<T>& table, std::unordered_map<std::string, te_handle>& known, int32_t peer,
                         uint64_t serial, F&& prepare);

@@ -262,9 +262,12 @@ Counter* Engine::counter_by_serial(uint64_t serial) {
   return found == counter_by_serial_.end() ? nullptr : counters_.get(found->second);
 }
 
-void Engine::forget_remote(int32_t peer, uint64_t serial, bool is_region) {
+// Whoever asks for it from now on gets another one.
+void Engine::forget_remote(const Remote& remote, bool is_region) {
   const std::lock_guard lock(remotes_mutex_);
-  (is_region ? remote_region_by_key_ : remote_counter_by_key_).erase(remote_key(peer, serial));
+  auto& known = is_region ? remote_region_by_key_ : remote_counter_by_key_;
+  const auto found = known.find(remote_key(remote.peer->index, remote.serial));
+  if (found != known.end() && found->second == remote.handle.load(std::memory_order_relaxed)) known.erase(found);
 }
 
 // --- counters ------------------------------------------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ void Worker::take_region_attached(Peer& peer, const Record& record) {
     std::copy(record.key.begin(), record.key.end(), remote.key);
   }
   set_attachment(remote, usable ? Attachment::kAttached : Attachment::kRefused);
+  // A descriptor was refused, perhaps because it claims what is not so. Callers who learn of it may come with a right one at once.
+  if (!usable) engine_.forget_remote(remote, true);
   ++remote.operations;  // keeps the object while the operations that waited for it go on or fail
   readmit(peer);
   --remote.operations;
@@ -71,6 +73,7 @@ void Worker::take_counter_attached(Peer& peer, const Record& record) {
   remote.counter_index = record.index;
   remote.exhausted = record.granted == Grant::kExhausted;
   set_attachment(remote, granted ? Attachment::kAttached : Attachment::kRefused);
+  if (!granted && !remote.exhausted) engine_.forget_remote(remote, false);
   ++remote.operations;  // as above
   readmit(peer);
   --remote.operations;
@@ -159,16 +162,20 @@ void Worker::recycle(Peer& peer, Remote& remote, bool is_region) {
   if (remote.operations > 0 || remote.revoke_pending || remote.in_flight > 0) return;
   const Attachment state = remote.state.load(std::memory_order_relaxed);
   remote.former_closed.store(state == Attachment::kRevoked || state == Attachment::kRefused, std::memory_order_relaxed);
-  engine_.forget_remote(peer.index, remote.serial, is_region);
+  engine_.forget_remote(remote, is_region);
   remote.former_serial = remote.serial;
   remote.former_length = is_region ? static_cast<RemoteRegion&>(remote).length : 0;
   remote.former_peer.store(&peer, std::memory_order_relaxed);
   remote.former_handle.store(remote.handle.load(std::memory_order_relaxed), std::memory_order_release);
   if (is_region) {
-    peer.remote_regions.erase(remote.serial);
+    if (const auto it = peer.remote_regions.find(remote.serial);
+        it != peer.remote_regions.end() && it->second == &remote)
+      peer.remote_regions.erase(it);
     engine_.remote_regions_.recycle(static_cast<RemoteRegion*>(&remote));
   } else {
-    peer.remote_counters.erase(remote.serial);
+    if (const auto it = peer.remote_counters.find(remote.serial);
+        it != peer.remote_counters.end() && it->second == &remote)
+      peer.remote_counters.erase(it);
     engine_.remote_counters_.recycle(static_cast<RemoteCounter*>(&remote));
   }
 }

@@ -93,9 +93,7 @@ class Address:
         if isinstance(value, (bytes, bytearray, memoryview)):
             return cls(bytes(value))
         hint = "use its attribute `address`" if hasattr(value, "address") else None
-        raise ArgumentTypeError(
-            f"expected a te.Address, its bytes or its text, not {type(value).__name__}", hint=hint
-        )
+        raise ArgumentTypeError(f"expected a te.Address, its bytes or its text, not {type(value).__name__}", hint=hint)
 
     @property
     def identity(self) -> bytes:
