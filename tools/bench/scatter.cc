@@ -1,15 +1,16 @@
 // What a scatter costs the host: one engine that writes to the members of a group, through the C ABI, from the call to the last
 // completion.
 //
-//   bench_scatter TRANSPORT [members] [engines] [rounds] [bytes]
+//   bench_scatter TRANSPORT [members] [engines] [rounds] [bytes] [lists of pages]
 //   tools/bench/scatter.sh     instructions a member under callgrind, with libraries that cost nothing
 //
 // The receiving engines live in this process, `engines` of them (members); with fewer, an engine is several members. Medians of
 // `rounds`: in the caller's thread (call), until the worker has taken the command (taken), from there to the first post (first), to
-// the last (all), and until the transfer has ended (done).
+// the last (all), and until the transfer has ended (done); and how often anything in the process allocated meanwhile.
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,14 @@
 
 #include "native/system.h"
 #include "native/te.h"
+
+// Every allocation of the process, whoever makes it.
+static std::atomic<uint64_t> allocations{0};
+extern "C" void* __libc_malloc(size_t);
+extern "C" void* malloc(size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  return __libc_malloc(bytes);
+}
 
 namespace {
 
@@ -64,7 +73,7 @@ int main(int count, char** arguments) {
   };
   const char* transport = count > 1 ? arguments[1] : "sim";
   const uint32_t members = number(2, 64), engines = std::max(1u, std::min(number(3, members), members));
-  const uint32_t rounds = number(4, 1000), bytes = number(5, 256);
+  const uint32_t rounds = number(4, 1000), bytes = number(5, 256), lists = number(6, rounds / 10);
   const char* nic = std::getenv("TE_BENCH_NIC");
   const std::string nics = nic == nullptr ? "" : nic;
 
@@ -103,7 +112,10 @@ int main(int count, char** arguments) {
 
   const te_scatter_args args{target, region, 0, 0, offsets.data(), lengths.data(), offsets.data()};
   std::vector<int64_t> call, taken, first, all, done;
+  for (auto* each : {&call, &taken, &first, &all, &done}) each->reserve(rounds);
+  uint64_t allocated_before = 0;
   for (uint32_t round = 0; round < rounds + 3; ++round) {
+    if (round == 3) allocated_before = allocations.load();
     const int64_t begin = te::now_ns();
     te_transfer* t = te_scatter(sender.engine, &args, -1, &why);
     const int64_t back = te::now_ns();
@@ -121,13 +133,15 @@ int main(int count, char** arguments) {
     all.push_back(times.posted_ns - times.taken_ns);
     done.push_back(times.finished_ns - begin);
   }
+  const uint64_t allocated = allocations.load() - allocated_before;
   std::printf("%-5s %4u members (%u engines) of %u B:", transport, members, engines, bytes);
   const auto say = [](const char* what, const std::vector<int64_t>& values) {
     std::printf("  %s %.2f/%.2f", what, static_cast<double>(percentile(values, 0.5)) / 1e3,
                 static_cast<double>(percentile(values, 0.99)) / 1e3);
   };
   say("call", call), say("taken", taken), say("first", first), say("all", all), say("done", done);
-  std::printf(" us (p50/p99); posting %.1f ns a member\n", static_cast<double>(percentile(all, 0.5)) / members);
+  std::printf(" us (p50/p99); posting %.1f ns a member; %llu allocations\n",
+              static_cast<double>(percentile(all, 0.5)) / members, static_cast<unsigned long long>(allocated));
 
   // One list of pages, all to one peer.
   constexpr uint64_t kPages = 4096;
@@ -144,7 +158,7 @@ int main(int count, char** arguments) {
   pages.source = pages.target = indices.data();
   pages.source_index_bytes = pages.target_index_bytes = 4;
   std::vector<int64_t> paged;
-  for (uint32_t round = 0; round < rounds / 10 + 3; ++round) {
+  for (uint32_t round = 0; lists > 0 && round < lists + 3; ++round) {
     const int64_t begin = te::now_ns();
     te_transfer* t = te_write_pages(sender.engine, &pages, -1, &why);
     must(t != nullptr, "pages", why);
@@ -154,9 +168,10 @@ int main(int count, char** arguments) {
     te_transfer_release(t);
     if (round >= 3) paged.push_back(te::now_ns() - begin);
   }
-  std::printf("%-5s %llu pages of %llu B, from the call to the end: %.1f ns a page\n", transport,
-              static_cast<unsigned long long>(kPages), static_cast<unsigned long long>(page_bytes),
-              static_cast<double>(percentile(paged, 0.5)) / kPages);
+  if (lists > 0)
+    std::printf("%-5s %llu pages of %llu B, from the call to the end: %.1f ns a page\n", transport,
+                static_cast<unsigned long long>(kPages), static_cast<unsigned long long>(page_bytes),
+                static_cast<double>(percentile(paged, 0.5)) / kPages);
   std::fflush(stdout);
   std::_Exit(0);  // hundreds of goodbyes are not measured either
 }
