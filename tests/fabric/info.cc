@@ -47,6 +47,10 @@ const Real& real() {
   return found;
 }
 
+// Together with us: what libraries behind it do to signal handlers when they are loaded (PSM's write backtraces into files) is then
+// undone by whoever guards our own loading.
+[[gnu::constructor]] void load_real() { static_cast<void>(real()); }
+
 // --- what there is ---------------------------------------------------------------------------------------------------
 
 // Null, or which of the hints rules this fabric out.
