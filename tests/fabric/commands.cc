@@ -6,7 +6,7 @@
 
 #include "tests/fabric/fabric.h"
 #include "tests/fabric/standin.h"
-#include "tests/verbs/text.h"
+#include "tests/standins/text.h"
 
 namespace srd {
 namespace {
@@ -153,13 +153,7 @@ uint64_t standin_statistic(const char* name) {
 
 size_t standin_last_violation(char* text, size_t capacity) {
   srd::Locked f;
-  const std::string& from = f->last_violation;
-  if (capacity > 0) {
-    const size_t copied = std::min(capacity - 1, from.size());
-    std::memcpy(text, from.data(), copied);
-    text[copied] = '\0';
-  }
-  return from.size();
+  return standin::copy_out(f->last_violation, text, capacity);
 }
 
 }  // extern "C"

@@ -14,7 +14,7 @@
 
 #include "tests/fabric/objects.h"
 #include "tests/fabric/options.h"
-#include "tests/verbs/random.h"
+#include "tests/standins/random.h"
 
 namespace srd {
 

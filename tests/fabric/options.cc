@@ -1,6 +1,6 @@
 #include "tests/fabric/options.h"
 
-#include "tests/verbs/text.h"
+#include "tests/standins/text.h"
 
 namespace srd {
 namespace {

@@ -14,28 +14,6 @@ Setup cx7(uint32_t nics, int first_device, std::function<void(te_settings&)> tun
   return {"cx7", "", nics, std::move(tune), first_device};
 }
 
-te_nic_info nic_info(Player& player, uint32_t nic) {
-  te_nic_info info{};
-  REQUIRE(te_nic_describe(player.engine, nic, &info, &player.error) == TE_OK);
-  return info;
-}
-
-// Many writes of all kinds, and what has arrived of them.
-void exchange(Pair& pair, int rounds) {
-  uint64_t expected = pair.owner.value(pair.counter);
-  for (int round = 0; round < rounds; ++round) {
-    std::vector<Transfer> transfers;
-    pair.target.poison();
-    for (uint64_t i = 0; i < 60; ++i) transfers.push_back(pair.write(i * 64, i * 64, i));
-    transfers.push_back(pair.write(8192, 8192, 40'000));
-    for (Transfer& transfer : transfers) require_ok(std::move(transfer));
-    expected += 61;
-    REQUIRE(pair.owner.counted(pair.counter, expected));
-    for (uint64_t i = 0; i < 60; ++i) CHECK(pair.target.holds(i * 64, pair.source.data() + i * 64, i, 0));
-    CHECK(pair.landed(8192, 8192, 40'000));
-  }
-}
-
 }  // namespace
 
 TEST_CASE("cx7 engine: a chain of work requests that is taken in part goes on exactly where it stopped") {
@@ -93,13 +71,13 @@ TEST_CASE("cx7 engine: a NIC whose connection breaks leaves, the peer stays, and
   }));
   CHECK(pair.writer.state(pair.peer()) == TE_PEER_CONNECTED);
   REQUIRE(pair.owner.wait(pair.counter, done) == TE_OK);
-  const uint64_t without = nic_info(pair.writer, 1).writes;
+  const uint64_t without = pair.writer.nic_info(1).writes;
   exchange(pair, 3);  // over the two that are left
-  CHECK(nic_info(pair.writer, 1).writes == without);
+  CHECK(pair.writer.nic_info(1).writes == without);
   fabric.command("join 1 9");
   REQUIRE(eventually([&] {
     exchange(pair, 1);
-    return nic_info(pair.writer, 1).writes > without;
+    return pair.writer.nic_info(1).writes > without;
   }));
   CHECK(pair.writer.state(pair.peer()) == TE_PEER_CONNECTED);
   CHECK(pair.owner.stats().stray_immediates == 0);
@@ -129,18 +107,18 @@ TEST_CASE("cx7 engine: a port that goes down is told, gets no new work, and gets
   Pair pair(cx7(3, 0), cx7(3, 8));
   exchange(pair, 1);
   fabric.command("port_down 2");
-  REQUIRE(eventually([&] { return nic_info(pair.writer, 2).up == 0; }));
-  CHECK(std::string(nic_info(pair.writer, 2).state) == "port down");
-  const uint64_t without = nic_info(pair.writer, 2).writes;
+  REQUIRE(eventually([&] { return pair.writer.nic_info(2).up == 0; }));
+  CHECK(std::string(pair.writer.nic_info(2).state) == "port down");
+  const uint64_t without = pair.writer.nic_info(2).writes;
   exchange(pair, 3);
-  CHECK(nic_info(pair.writer, 2).writes == without);
+  CHECK(pair.writer.nic_info(2).writes == without);
   fabric.command("port_up 2");
-  REQUIRE(eventually([&] { return nic_info(pair.writer, 2).up == 1; }));
+  REQUIRE(eventually([&] { return pair.writer.nic_info(2).up == 1; }));
   REQUIRE(eventually([&] {
     exchange(pair, 1);
-    return nic_info(pair.writer, 2).writes > without;
+    return pair.writer.nic_info(2).writes > without;
   }));
-  CHECK(std::string(nic_info(pair.writer, 2).state).empty());
+  CHECK(std::string(pair.writer.nic_info(2).state).empty());
 }
 
 TEST_CASE("cx7 engine: a device that is lost ends what it carried and nothing else") {
@@ -149,8 +127,8 @@ TEST_CASE("cx7 engine: a device that is lost ends what it carried and nothing el
     Pair pair(cx7(3, 0), cx7(3, 8));
     exchange(pair, 1);
     fabric.command("fatal 1");
-    REQUIRE(eventually([&] { return nic_info(pair.writer, 1).up == 0; }));
-    CHECK(std::string(nic_info(pair.writer, 1).state) == "device lost");
+    REQUIRE(eventually([&] { return pair.writer.nic_info(1).up == 0; }));
+    CHECK(std::string(pair.writer.nic_info(1).state) == "device lost");
     REQUIRE(eventually([&] { return pair.write(0, 0, 100, false).wait() == TE_OK; }));
     exchange(pair, 3);
     CHECK(pair.writer.state(pair.peer()) == TE_PEER_CONNECTED);

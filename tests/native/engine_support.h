@@ -346,6 +346,12 @@ class Player {
                   [&](int64_t timeout, te_error* why) { return te_peer_fence(engine, peer, timeout, why); });
   }
 
+  te_nic_info nic_info(uint32_t nic) {
+    te_nic_info info{};
+    REQUIRE(te_nic_describe(engine, nic, &info, &error) == TE_OK);
+    return info;
+  }
+
   // --- transfers ---
   Transfer write(const Memory& from, uint64_t source, te_handle remote, uint64_t target, uint64_t length,
                  te_handle counter = TE_NONE, uint32_t flags = 0, int64_t timeout_ns = -1) {
@@ -461,6 +467,22 @@ struct Pair {
   te_handle remote = TE_NONE;          // writer's
   te_handle remote_counter = TE_NONE;  // writer's
 };
+
+// Many writes of all kinds, and what has arrived of them.
+inline void exchange(Pair& pair, int rounds) {
+  uint64_t expected = pair.owner.value(pair.counter);
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<Transfer> transfers;
+    pair.target.poison();
+    for (uint64_t i = 0; i < 60; ++i) transfers.push_back(pair.write(i * 64, i * 64, i));
+    transfers.push_back(pair.write(8192, 8192, 40'000));
+    for (Transfer& transfer : transfers) require_ok(std::move(transfer));
+    expected += 61;
+    REQUIRE(pair.owner.counted(pair.counter, expected));
+    for (uint64_t i = 0; i < 60; ++i) CHECK(pair.target.holds(i * 64, pair.source.data() + i * 64, i, 0));
+    CHECK(pair.landed(8192, 8192, 40'000));
+  }
+}
 
 // The transports that work here: the simulated one in several characters, then the software fabrics.
 inline std::vector<Setup> all_setups() {

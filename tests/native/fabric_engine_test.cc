@@ -13,28 +13,6 @@ Setup efa(uint32_t nics, int first_device, std::function<void(te_settings&)> tun
   return {"efa", "", nics, std::move(tune), first_device};
 }
 
-te_nic_info nic_info(Player& player, uint32_t nic) {
-  te_nic_info info{};
-  REQUIRE(te_nic_describe(player.engine, nic, &info, &player.error) == TE_OK);
-  return info;
-}
-
-// Many writes of all kinds, and what has arrived of them.
-void exchange(Pair& pair, int rounds) {
-  uint64_t expected = pair.owner.value(pair.counter);
-  for (int round = 0; round < rounds; ++round) {
-    std::vector<Transfer> transfers;
-    pair.target.poison();
-    for (uint64_t i = 0; i < 60; ++i) transfers.push_back(pair.write(i * 64, i * 64, i));
-    transfers.push_back(pair.write(8192, 8192, 40'000));
-    for (Transfer& transfer : transfers) require_ok(std::move(transfer));
-    expected += 61;
-    REQUIRE(pair.owner.counted(pair.counter, expected));
-    for (uint64_t i = 0; i < 60; ++i) CHECK(pair.target.holds(i * 64, pair.source.data() + i * 64, i, 0));
-    CHECK(pair.landed(8192, 8192, 40'000));
-  }
-}
-
 // Messages, of one fragment and of several.
 void converse(Pair& pair, int count) {
   const int32_t peer = pair.peer();
@@ -160,7 +138,7 @@ TEST_CASE("efa engine: a device that is lost ends what it carried, and the other
   Pair pair(efa(3, 0, tune), efa(3, 8, tune));
   exchange(pair, 1);
   REQUIRE(fabric.command("lose 1") == 0);
-  REQUIRE(eventually([&] { return nic_info(pair.writer, 1).up == 0; }));
+  REQUIRE(eventually([&] { return pair.writer.nic_info(1).up == 0; }));
   REQUIRE(eventually([&] { return pair.write(0, 0, 100, false).wait() == TE_OK; }));
   CHECK(pair.writer.state(pair.peer()) == TE_PEER_CONNECTED);
 }

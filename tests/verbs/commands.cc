@@ -5,11 +5,11 @@
 #include <optional>
 #include <string_view>
 
+#include "tests/standins/text.h"
 #include "tests/verbs/completions.h"
 #include "tests/verbs/execution.h"
 #include "tests/verbs/standin.h"
 #include "tests/verbs/sysfs.h"
-#include "tests/verbs/text.h"
 
 namespace standin {
 namespace {
@@ -250,13 +250,7 @@ uint64_t standin_statistic(const char* name) {
 
 size_t standin_last_violation(char* text, size_t capacity) {
   standin::Locked f;
-  const std::string& from = f->last_violation;
-  if (capacity > 0) {
-    const size_t copied = std::min(capacity - 1, from.size());
-    std::memcpy(text, from.data(), copied);
-    text[copied] = '\0';
-  }
-  return from.size();
+  return standin::copy_out(f->last_violation, text, capacity);
 }
 
 }  // extern "C"

@@ -14,7 +14,7 @@
 
 #include "tests/verbs/objects.h"
 #include "tests/verbs/options.h"
-#include "tests/verbs/random.h"
+#include "tests/standins/random.h"
 
 namespace standin {
 

@@ -1,6 +1,6 @@
 #include "tests/verbs/options.h"
 
-#include "tests/verbs/text.h"
+#include "tests/standins/text.h"
 
 namespace standin {
 namespace {

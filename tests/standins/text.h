@@ -1,6 +1,7 @@
 // What the stand-ins read: options, "key=value,key=value", and commands, words and numbers.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <optional>
@@ -63,6 +64,16 @@ inline std::optional<uint64_t> number(std::string_view text) {
   uint64_t value = 0;
   if (!parse_value(text, &value)) return std::nullopt;
   return negative ? 0 - value : value;
+}
+
+// As much of `from` as fits, terminated; returns the length of all of it.
+inline size_t copy_out(std::string_view from, char* text, size_t capacity) {
+  if (capacity > 0) {
+    const size_t copied = std::min(capacity - 1, from.size());
+    std::copy_n(from.data(), copied, text);
+    text[copied] = '\0';
+  }
+  return from.size();
 }
 
 }  // namespace standin
