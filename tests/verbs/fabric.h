@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "tests/standins/random.h"
 #include "tests/verbs/objects.h"
 #include "tests/verbs/options.h"
-#include "tests/standins/random.h"
 
 namespace standin {
 
