@@ -277,7 +277,7 @@ typedef struct te_scatter_args {
 typedef struct te_times {
   int64_t submitted_ns;
   int64_t taken_ns;      /* by the worker */
-  int64_t first_post_ns; /* the first work request was with the provider */
+  int64_t first_post_ns; /* the first member's work request was with the provider; 0 where that had to wait */
   int64_t posted_ns;     /* every member had its turn; those without room were left waiting */
   int64_t finished_ns;
 } te_times;

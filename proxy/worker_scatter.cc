@@ -144,7 +144,7 @@ bool Worker::post_flight(Flight& flight) {
     }
     if (position == 0) {  // the first does not wait for others
       flush_member_batches();
-      transfer->first_post_ns = now_ns();
+      if (total_in_flight_ != before) transfer->first_post_ns = now_ns();
     }
   }
   flight.posted = end;

@@ -31,7 +31,7 @@ class TransferTimes:
     Attributes:
         submitted_s: its submission, on the clock of `time.monotonic()`.
         taken_s: the worker took it over. Scatters and barriers only, as the next two.
-        first_post_s: the first work request was with the provider.
+        first_post_s: the first member's work request was with the provider; None where that had to wait.
         posted_s: every member had its turn; those that had no room were left waiting.
         finished_s: it ended.
     """
