@@ -295,12 +295,13 @@ def test_a_range_outside_refuses_the_whole_scatter_and_names_the_member(
 @on(nics=(1, 2))
 def test_its_times_are_in_order(rig: Rig) -> None:
     fan = Fan(rig, fars_of(rig, 3), 1000)
-    transfer = fan.scatter([(0, 0, 1000)] * 3)
-    transfer.wait(SOON_S)
-    times = transfer.times
-    passed = [0.0, times.taken_s, times.first_post_s, times.posted_s, times.finished_s]
-    assert None not in passed
-    assert passed == sorted(passed, key=float)  # type: ignore[arg-type]
+    for _ in range(2):  # the first connects and attaches
+        transfer = fan.scatter([(0, 0, 1000)] * 3)
+        transfer.wait(SOON_S)
+        times = transfer.times
+        assert None not in (times.taken_s, times.posted_s, times.finished_s)
+        passed = [0.0, times.taken_s, times.first_post_s or times.taken_s, times.posted_s, times.finished_s]
+        assert passed == sorted(passed, key=float)  # type: ignore[arg-type]
     write = rig.near.write(fan.region, fan.remotes[0])
     write.wait(SOON_S)
     assert write.times.first_post_s is None
