@@ -307,7 +307,7 @@ def test_its_times_are_in_order(rig: Rig) -> None:
     assert write.times.first_post_s is None
     assert write.times.finished_s is not None
     assert write.times.finished_s > 0
-    fan.arrived()
+    fan.arrived(2)
 
 
 @on(nics=(2,), apart=False)
