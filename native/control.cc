@@ -9,11 +9,13 @@ namespace {
 
 bool has_serial(RecordType type) {
   return type != RecordType::kSlots && type != RecordType::kRetireSlot && type != RecordType::kWriteOff &&
-         type != RecordType::kBye && type != RecordType::kByeDone;
+         type != RecordType::kBye && type != RecordType::kByeDone && type != RecordType::kStageRequest &&
+         type != RecordType::kStageSlots && type != RecordType::kStageReturn && type != RecordType::kStagedDone;
 }
 
 void write_keys(Writer* out, const Record& r) {
   out->put(r.length);
+  out->put(r.slot_bytes);
   out->put(r.nics);
   for (uint32_t i = 0; i < r.nics; ++i) {
     out->put(r.base[i]);
@@ -23,6 +25,7 @@ void write_keys(Writer* out, const Record& r) {
 
 bool read_keys(Reader* in, Record* r) {
   r->length = in->get<uint64_t>();
+  r->slot_bytes = in->get<uint32_t>();
   r->nics = in->get<uint8_t>();
   if (r->nics > TE_MAX_NICS) return false;
   for (uint32_t i = 0; i < r->nics; ++i) {
@@ -187,7 +190,24 @@ std::vector<uint8_t> encode(const Record& r) {
       out.put(static_cast<uint8_t>(r.for_good));
       break;
     case RecordType::kSlots:
+    case RecordType::kStageSlots:
+    case RecordType::kStageReturn:
       write_ids(&out, r.ids);
+      break;
+    case RecordType::kStageRequest:
+      out.put(r.index);
+      break;
+    case RecordType::kStaged:
+      out.put(r.token);
+      out.put(r.slot);
+      out.put(r.offset);
+      out.put(r.length);
+      out.put(r.id);
+      out.put(r.count);
+      break;
+    case RecordType::kStagedDone:
+      out.put(r.token);
+      out.put(static_cast<uint8_t>(r.granted));
       break;
     case RecordType::kRetireSlot:
       out.put(r.id);
@@ -202,7 +222,7 @@ std::vector<uint8_t> encode(const Record& r) {
 
 bool decode(Reader* in, Record* r) {
   const auto type = in->get<uint8_t>();
-  if (type < static_cast<uint8_t>(RecordType::kAttachRegion) || type > static_cast<uint8_t>(RecordType::kWriteOff))
+  if (type < static_cast<uint8_t>(RecordType::kAttachRegion) || type > static_cast<uint8_t>(RecordType::kStagedDone))
     return false;
   *r = Record{};
   r->type = static_cast<RecordType>(type);
@@ -232,7 +252,24 @@ bool decode(Reader* in, Record* r) {
       if (!read_flag(in, &r->for_good)) return false;
       break;
     case RecordType::kSlots:
+    case RecordType::kStageSlots:
+    case RecordType::kStageReturn:
       if (!read_ids(in, &r->ids, kIdCount - 1)) return false;
+      break;
+    case RecordType::kStageRequest:
+      r->index = in->get<uint16_t>();
+      break;
+    case RecordType::kStaged:
+      r->token = in->get<uint32_t>();
+      r->slot = in->get<uint16_t>();
+      r->offset = in->get<uint64_t>();
+      r->length = in->get<uint64_t>();
+      r->id = in->get<uint16_t>();
+      r->count = in->get<uint32_t>();
+      break;
+    case RecordType::kStagedDone:
+      r->token = in->get<uint32_t>();
+      granted = in->get<uint8_t>();
       break;
     case RecordType::kRetireSlot:
       r->id = in->get<uint16_t>();

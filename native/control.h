@@ -18,7 +18,7 @@
 namespace te {
 
 inline constexpr uint16_t kMessageMagic = 0x7E51;
-inline constexpr uint8_t kMessageVersion = 1;
+inline constexpr uint8_t kMessageVersion = 2;
 inline constexpr uint32_t kHeaderBytes = 40;
 inline constexpr uint32_t kNoIndex = 0xFFFFFFFFu;
 
@@ -86,7 +86,7 @@ bool read_counts(std::span<const uint8_t> body, ImmediateCounts* counts, uint32_
 
 enum class RecordType : uint8_t {
   kAttachRegion = 1,     // serial
-  kRegionAttached = 2,   // serial, granted, length, keys
+  kRegionAttached = 2,   // serial, granted, length, slot bytes, keys (of the slots, where the region has slot bytes)
   kAttachCounter = 3,    // serial
   kCounterAttached = 4,  // serial, granted, id, index
   kRevokeRegion = 5,     // serial, temporary: the holder may attach again
@@ -101,8 +101,15 @@ enum class RecordType : uint8_t {
   kBye = 13,     // for_good; no more work from here; drain towards me and say so
   kByeDone = 14,
   kWriteOff =
-      15  // nics (which of the receiver's), index (how many): immediates whose work requests failed; they may never come
+      15,  // nics (which of the receiver's), index (how many): immediates whose work requests failed; they may never come
+  // Regions that the NICs do not reach: see proxy/staging.h.
+  kStageRequest = 16,  // index: slots that the sender has work for, beyond those it has
+  kStageSlots = 17,    // ids of slots: granted to the receiver of this record
+  kStageReturn = 18,   // ids of slots: not needed after all
+  kStaged = 19,        // serial, token, slot (or kNoSlot), offset, length, id, count
+  kStagedDone = 20     // token, granted: it is where it belongs, or never will be
 };
+inline constexpr uint16_t kNoSlot = 0xFFFF;
 
 enum class Grant : uint8_t { kRefused = 0, kGranted = 1, kExhausted = 2 };
 
@@ -116,10 +123,15 @@ struct Record {
   uint8_t nics = 0;
   uint16_t id = 0;
   uint16_t index = 0;
+  uint16_t slot = kNoSlot;  // kStaged
+  uint32_t token = 0;       // kStaged, kStagedDone
+  uint32_t slot_bytes = 0;  // kRegionAttached: not 0 for a region that is reached through slots of so many bytes
+  uint32_t count = 0;       // kStaged: how much the counter `id` rises; 0: none does
   uint64_t serial = 0;
+  uint64_t offset = 0;
   uint64_t length = 0;
   std::array<uint64_t, TE_MAX_NICS> base{}, key{};
-  std::vector<uint16_t> ids;  // kSlots
+  std::vector<uint16_t> ids;  // kSlots, kStageSlots, kStageReturn
 };
 
 std::vector<uint8_t> encode(const Record& record);

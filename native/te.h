@@ -20,7 +20,7 @@ extern "C" {
 /* BEGIN CDEF */
 
 enum {
-  TE_ABI_VERSION = 4,
+  TE_ABI_VERSION = 5,
   TE_MAX_NICS = 16,
   TE_NIC_ADDRESS_BYTES = 96,  /* the longest provider address that is carried */
   TE_ADDRESS_BYTES = 2048,    /* an upper bound of an encoded address */
@@ -125,6 +125,8 @@ typedef struct te_settings {
   uint64_t peer_window_bytes;   /* in flight per NIC and peer; one work request may reach over it */
   uint64_t nic_window_bytes;    /* in flight per NIC */
   te_rdma_settings rdma;
+  uint32_t staging_slots;      /* pinned slots for each direction; allocated with the first staged region */
+  uint32_t staging_slot_bytes; /* length of one: the longest piece of a staged transfer */
 } te_settings;
 
 typedef struct te_nic_address {
@@ -156,6 +158,21 @@ typedef struct te_counter_descriptor {
 } te_counter_descriptor;
 
 enum { TE_DEVICE_HOST = 0, TE_DEVICE_CUDA = 1 };
+
+/* How the NICs get at a region. */
+enum {
+  TE_REACH_HOST = 0,        /* host memory */
+  TE_REACH_DMABUF = 1,      /* GPU memory, through a dma-buf */
+  TE_REACH_PEER_MEMORY = 2, /* GPU memory by its address, which needs nvidia-peermem or its like */
+  TE_REACH_STAGED = 3       /* not at all: through pinned slots, see te_region_register_staged */
+};
+
+typedef struct te_region_info {
+  uint64_t length;
+  int32_t device_kind, device_index;
+  uint32_t reach; /* TE_REACH_* */
+  uint32_t reserved;
+} te_region_info;
 
 typedef struct te_engine_info {
   uint8_t identity[16];
@@ -348,6 +365,13 @@ int32_t te_region_register(te_engine *engine, void *address, uint64_t length, in
 int32_t te_region_register_dmabuf(te_engine *engine, void *address, uint64_t length, int32_t device_kind,
                                   int32_t device_index, int32_t fd, uint64_t offset, te_handle *region,
                                   te_error *error);
+/* GPU memory that the transport does not reach: it goes through pinned slots on both sides (settings staging_*), a copy each. */
+int32_t te_region_register_staged(te_engine *engine, void *address, uint64_t length, int32_t device_index,
+                                  te_handle *region, te_error *error);
+int32_t te_region_info_get(te_engine *engine, te_handle region, te_region_info *info, te_error *error);
+/* Zeroed, pinned host memory that the device reaches at the same address. Not registered; until te_mapped_free. */
+int32_t te_mapped_allocate(int32_t device_index, uint64_t length, void **memory, te_error *error);
+void te_mapped_free(void *memory);
 int32_t te_region_describe(te_engine *engine, te_handle region, te_region_descriptor *descriptor, te_error *error);
 /* Refuses new use at once, revokes the region at every holder, waits until all have drained (or are lost and fenced), deregisters.
  * TE_ERR_TIMEOUT: some holder has not answered; the region stays refused and registered, call again. Idempotent. */

@@ -15,6 +15,7 @@ struct Operation;
 struct Peer;
 struct RemoteRegion;
 struct Buffer;
+struct Piece;
 
 enum class WorkKind : uint8_t { kWrite, kFlush, kMessage, kControl, kReceive };
 
@@ -24,6 +25,7 @@ struct WorkItem : WorkContext {
   Operation* operation = nullptr;  // kWrite, kFlush, kMessage
   Peer* peer = nullptr;
   Buffer* buffer = nullptr;  // kMessage, kControl, kReceive
+  Piece* piece = nullptr;    // kWrite: of a staged transfer
   uint64_t length = 0;
   WorkKind kind = WorkKind::kWrite;
   uint8_t nic = 0;
@@ -45,6 +47,7 @@ class WorkItems {
   void give_back(WorkItem* item) {
     item->operation = nullptr;
     item->buffer = nullptr;
+    item->piece = nullptr;
     item->with_immediate = item->slot_part = item->sequenced = false;
     item->next_free = free_;
     free_ = item;

@@ -116,6 +116,7 @@ uint64_t te_struct_bytes(const char* name) {
       {"te_times", sizeof(te_times)},
       {"te_rdma_settings", sizeof(te_rdma_settings)},
       {"te_rdma_port", sizeof(te_rdma_port)},
+      {"te_region_info", sizeof(te_region_info)},
   };
   for (const Row& row : rows)
     if (name != nullptr && std::strcmp(row.name, name) == 0) return row.bytes;
@@ -156,6 +157,8 @@ void te_settings_defaults(te_settings* settings) {
   settings->rdma.retry_count = 7;
   settings->rdma.rnr_retry = 7;
   settings->rdma.rnr_timer = 12;
+  settings->staging_slots = 32;
+  settings->staging_slot_bytes = 256u << 10;
 }
 
 int32_t te_transport_probe(const char* transport, te_engine_info* info, te_error* error) {
@@ -299,6 +302,24 @@ int32_t te_region_register_dmabuf(te_engine* engine, void* address, uint64_t len
     return e.register_region({address, length, device_kind, device_index, fd, offset}, region);
   });
 }
+int32_t te_region_register_staged(te_engine* engine, void* address, uint64_t length, int32_t device_index,
+                                  te_handle* region, te_error* error) {
+  return with_engine(engine, {region}, error, [&](Engine& e) {
+    return e.register_staged({address, length, TE_DEVICE_CUDA, device_index}, region);
+  });
+}
+int32_t te_region_info_get(te_engine* engine, te_handle region, te_region_info* info, te_error* error) {
+  return with_engine(engine, {info}, error, [&](Engine& e) { return e.describe_reach(region, info); });
+}
+int32_t te_mapped_allocate(int32_t device_index, uint64_t length, void** memory, te_error* error) {
+  if (memory == nullptr) return no_pointer(error);
+  try {
+    return te::export_error(Engine::allocate_mapped(device_index, length, memory), error);
+  } catch (const std::bad_alloc&) {
+    return te::export_error(Error(Status::kExhausted, "out of memory"), error);
+  }
+}
+void te_mapped_free(void* memory) { Engine::free_mapped(memory); }
 int32_t te_region_describe(te_engine* engine, te_handle region, te_region_descriptor* descriptor, te_error* error) {
   return with_engine(engine, {descriptor}, error, [&](Engine& e) { return e.describe_region(region, descriptor); });
 }

@@ -138,6 +138,7 @@ Error Engine::start() {
 
 Engine::~Engine() {
   if (!forked()) static_cast<void>(close(0));
+  delete staging_.load(std::memory_order_relaxed);
   worker_.reset();
   for (uint32_t i = 0; i < peer_count_.load(std::memory_order_relaxed); ++i)
     delete peers_[i].load(std::memory_order_relaxed);
@@ -156,6 +157,7 @@ void Engine::release_provider() {
   const std::unique_lock lock(provider_mutex_);
   if (provider_ == nullptr) return;
   if (worker_ != nullptr) worker_->deregister_memory();
+  if (Staging* staging = staging_.load(std::memory_order_relaxed)) close_staging(*staging);
   regions_.for_each([this](Region& region) {
     for (uint32_t i = 0; i < nic_count_ && !region.deregistered; ++i)
       static_cast<void>(provider_->deregister_memory(i, region.keys[i]).ok());

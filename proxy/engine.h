@@ -19,11 +19,15 @@
 #include "proxy/inbox.h"
 #include "proxy/peer.h"
 #include "proxy/settings.h"
+#include "proxy/staging.h"
 #include "proxy/tables.h"
 
 namespace te {
 
 class Worker;
+namespace gpu {
+struct DeviceRange;
+}
 
 // Rings the worker out of its sleep.
 //
@@ -70,6 +74,10 @@ class Engine {
   bool forked() const { return fork_generation() != fork_generation_; }
 
   Error register_region(MemorySpan span, te_handle* handle);
+  Error register_staged(const MemorySpan& span, te_handle* handle);
+  Error describe_reach(te_handle handle, te_region_info* out);
+  static Error allocate_mapped(int device, uint64_t length, void** out);
+  static void free_mapped(void* memory);
   Error describe_region(te_handle handle, te_region_descriptor* out);
   Error close_region(te_handle handle, int64_t timeout_ns);
   Error remote_region(const te_region_descriptor& descriptor, te_handle* handle);
@@ -135,6 +143,13 @@ class Engine {
   void drop_claims(Operation* operation);
   Error copy_indices(const te_page_args& args, Operation* out, uint64_t source_length, uint64_t target_length);
   MemorySpan provider_span(const MemorySpan& span);
+  Error add_region(const MemorySpan& span, uint64_t buffer_id, OwnedDescriptor dmabuf, const MemoryKey* keys,
+                   Reach reach, te_handle* handle);
+  // GPU memory: see engine_staging.cc.
+  Error reach_device(MemorySpan* span, gpu::DeviceRange* range, OwnedDescriptor* dmabuf, Reach* reach);
+  Error open_staging(const gpu::Cuda& cuda, int device);
+  void close_staging(Staging& staging);
+  static Error check_device_memory(const Region& region);
   te_transfer* finished_transfer(Error* error);
   PageList* take_page_list(uint64_t bytes);
   void retire_pages(Operation* op);
@@ -237,6 +252,10 @@ class Engine {
   std::atomic<PageList*> retired_pages_{nullptr};
   std::mutex page_lists_mutex_;
   PageList* spare_pages_ = nullptr;
+
+  std::mutex staging_mutex_;                // making it
+  std::atomic<Staging*> staging_{nullptr};  // owned; constant once there
+  std::atomic<uint64_t> flush_devices_{0};  // mask of devices for which completions do not order what NICs wrote
 
   Inbox inbox_;
   Events events_;

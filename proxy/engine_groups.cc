@@ -285,6 +285,13 @@ te_transfer* Engine::scatter_on(const te_scatter_args& args, Target& target, int
     *error = Error(Status::kRegionClosed, "the source region is closed");
     return nullptr;
   }
+  if (region->buffer_id != 0) {
+    if (Error e = check_device_memory(*region)) {
+      region->leave();
+      *error = e;
+      return nullptr;
+    }
+  }
   if (target.count == 0) {
     region->leave();
     return finished_transfer(error);

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "native/gpu/memory.h"
 #include "proxy/engine.h"
 #include "proxy/worker.h"
 
@@ -36,10 +37,12 @@ Error Engine::register_region(MemorySpan span, te_handle* handle) {
   if (span.length > 0 && reinterpret_cast<uint64_t>(span.address) > UINT64_MAX - span.length)
     return Error(Status::kRange, format("%llu bytes from %p wrap around the address space",
                                         static_cast<unsigned long long>(span.length), span.address));
-  if (span.device_kind != TE_DEVICE_HOST && span.dmabuf_fd < 0 && !capabilities_.device_memory)
-    return Error(Status::kRegistration, format("transport %s cannot reach GPU memory", settings_.transport.c_str()));
   OwnedDescriptor dmabuf;
-  if (span.dmabuf_fd >= 0) {
+  gpu::DeviceRange range;
+  Reach reach = span.dmabuf_fd >= 0 ? Reach::kDmabuf : Reach::kHost;
+  if (span.device_kind != TE_DEVICE_HOST && span.dmabuf_fd < 0 && span.length > 0)
+    if (Error e = reach_device(&span, &range, &dmabuf, &reach)) return e;
+  if (span.dmabuf_fd >= 0 && dmabuf.fd() < 0) {
     dmabuf = OwnedDescriptor(fcntl(span.dmabuf_fd, F_DUPFD_CLOEXEC, 0));
     if (dmabuf.fd() < 0)
       return Error(Status::kArgument, format("descriptor %d: %s", span.dmabuf_fd, std::strerror(errno)), errno);
@@ -54,25 +57,36 @@ Error Engine::register_region(MemorySpan span, te_handle* handle) {
     for (uint32_t k = 0; k < i; ++k) static_cast<void>(provider_->deregister_memory(k, keys[k]).ok());
     return e;
   }
+  Error error = add_region(span, range.buffer_id, std::move(dmabuf), keys, reach, handle);
+  for (uint32_t i = 0; error && i < nic_count_; ++i)
+    static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
+  return error;
+}
+
+// `keys` null: the NICs do not know it.
+Error Engine::add_region(const MemorySpan& span, uint64_t buffer_id, OwnedDescriptor dmabuf, const MemoryKey* keys,
+                         Reach reach, te_handle* handle) {
   Region* region = regions_.add([&](Region& r) {
     r.serial = next_serial_.fetch_add(1, std::memory_order_relaxed);
     r.span = span;
     r.dmabuf = std::move(dmabuf);
-    std::copy(std::begin(keys), std::end(keys), std::begin(r.keys));
+    r.reach = reach;
+    r.buffer_id = buffer_id;
+    for (uint32_t i = 0; i < TE_MAX_NICS; ++i) r.keys[i] = keys == nullptr ? MemoryKey{} : keys[i];
     r.holders.clear();
     r.waiting_holders.clear();
     r.fence_requesters.clear();
-    r.rekeying = r.deregistered = false;
+    r.rekeying = false;
+    r.deregistered = keys == nullptr;
+    r.arriving = 0;
     r.closing = nullptr;
     r.open.store(true, std::memory_order_seq_cst);
     const std::lock_guard lock(serials_mutex_);
     region_by_serial_[r.serial] = TE_NONE;
   });
-  if (region == nullptr) {
-    for (uint32_t i = 0; i < nic_count_; ++i) static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
+  if (region == nullptr)
     return Error(Status::kExhausted, format("%u regions are registered, which is all that max_regions allows",
                                             settings_.values.max_regions));
-  }
   *handle = region->handle.load(std::memory_order_relaxed);
   const std::lock_guard lock(serials_mutex_);
   region_by_serial_[region->serial] = *handle;
@@ -83,6 +97,8 @@ Error Engine::describe_region(te_handle handle, te_region_descriptor* out) {
   Region* region = regions_.get(handle);
   if (region == nullptr || !region->open.load(std::memory_order_acquire))
     return Error(Status::kRegionClosed, "the region is closed");
+  if (region->buffer_id != 0)
+    if (Error e = check_device_memory(*region)) return e;
   *out = te_region_descriptor{};
   out->address = address_;
   out->serial = region->serial;
@@ -177,6 +193,7 @@ te_handle Engine::find_or_add(Table<T>& table, std::unordered_map<std::string, t
 te_handle Engine::find_region(int32_t peer, uint64_t serial, uint64_t length) {
   return find_or_add(remote_regions_, remote_region_by_key_, peer, serial, [&](RemoteRegion& r) {
     r.length = length;
+    r.slot_bytes = 0;
     r.fence = RemoteRegion::Fence::kNone;
   });
 }

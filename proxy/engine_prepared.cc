@@ -132,6 +132,14 @@ te_transfer* Engine::post_prepared(Prepared& p, int64_t timeout_ns, Error* error
     return nullptr;
   }
   op->region = p.region;
+  if (p.region->buffer_id != 0) {
+    if (Error e = check_device_memory(*p.region)) {
+      *error = e;
+      p.region->leave();
+      give_back_operation(op);
+      return nullptr;
+    }
+  }
   op->remote = p.member.remote;
   op->counter = p.member.counter;
   op->remote_handle = p.member.remote_handle;

@@ -237,7 +237,7 @@ Error Engine::check_ends(te_handle region_handle, te_handle remote_handle, te_ha
   op->peer = remote->peer;
   *source_length = region->span.length;
   *target_length = remote->length;
-  return {};
+  return region->buffer_id == 0 ? Error() : check_device_memory(*region);
 }
 
 Error Engine::check_write(const te_write_args& a, Operation* op) {

@@ -117,6 +117,7 @@ struct Operation {
   bool reported = false;  // the transfer has been told
   bool flush = false;
   bool templated = false;  // went out as one request from a template: see Worker::complete_member
+  bool staged = false;     // goes in pieces: see proxy/staging.h
   bool each_page = false;  // TE_PAGES_EACH applies
   bool has_slot = false;
   bool unknown = false;   // some part's outcome is unknown
@@ -144,6 +145,7 @@ struct Operation {
   uint64_t length = 0;  // kWrite: bytes; kPages: bytes of a page; kMessage: bytes
   uint64_t page_count = 0;
   uint64_t chunks = 1;                 // per page
+  uint64_t stage_next = 0, stage_pieces = 0, stage_bytes = 0;  // staged: the first piece not begun, all, bytes of one
   PageList* pages = nullptr;           // kPages
   std::unique_ptr<uint8_t[]> message;  // kMessage: a copy
   uint64_t position = 0;               // kMessage: bytes sent
@@ -166,7 +168,7 @@ struct Operation {
   void rewind() {
     phase = Phase::kBody;
     queue = Queue::kNone;
-    admitted = planned = stopped = reported = templated = has_slot = unknown = doubtful = false;
+    admitted = planned = stopped = reported = templated = staged = has_slot = unknown = doubtful = false;
     slot_posted = slot_delivered = parts = parts_wanted = 0;
     first_nic = kAnyNic;
     failure = Status::kOk;

@@ -102,6 +102,13 @@ struct Session {
   std::vector<uint16_t> retired_ids;      // quarantined while the session lives
   std::vector<Counter*> counters;         // [counter index]: what they attached
   std::vector<Region*> regions;           // what they attached
+
+  // Staging (proxy/staging.h). As a sender: slots that they granted, and how many they were asked for beyond these.
+  std::vector<uint16_t> stage_slots;
+  uint32_t stage_asked = 0;
+  // As their receiver: what they asked for and did not get yet, what they hold, and tails that wait for copies to end.
+  uint32_t stage_wanted = 0, stage_held = 0;
+  std::vector<Record> stage_tails;
 };
 
 // Why an engine of that identity and generation will not be back, once that is known.
@@ -143,6 +150,7 @@ struct Peer {
   std::unordered_map<uint64_t, RemoteRegion*> remote_regions;  // by serial; filled at admission
   std::unordered_map<uint64_t, RemoteCounter*> remote_counters;
   uint64_t epoch = 1;                    // grows with everything that a Template (proxy/group.h) depends on
+  uint32_t staged_arriving = 0;          // copies of what it sent that are under way, of all sessions
   uint32_t former_in_flight = 0;         // work requests of ended sessions that have not completed
   bool retired = false;                  // forgotten: see Worker::sweep_peers
   bool outcome_unknown = false;          // some request failed in a way after which its bytes may land later

@@ -82,6 +82,8 @@ Error Settings::check() const {
       {"bursts", v.bursts, 1, 4096},
       {"peer_window_bytes", v.peer_window_bytes, 4096, uint64_t{1} << 40},
       {"nic_window_bytes", v.nic_window_bytes, 4096, uint64_t{1} << 40},
+      {"staging_slots", v.staging_slots, 2, 4096},
+      {"staging_slot_bytes", v.staging_slot_bytes, 4096, 64u << 20},
       {"port_high", v.port_high, v.port_low, 65535},
   });
   if (out_of_bounds) return out_of_bounds;

@@ -118,6 +118,14 @@ struct TableEntry {
   uint64_t reuse = 0;
 };
 
+// How the NICs get at a region: TE_REACH_*.
+enum class Reach : uint8_t {
+  kHost = TE_REACH_HOST,
+  kDmabuf = TE_REACH_DMABUF,
+  kPeerMemory = TE_REACH_PEER_MEMORY,
+  kStaged = TE_REACH_STAGED
+};
+
 // A registered span of this engine's memory.
 //
 // Closing against use. A submitting thread does: users + 1 (seq_cst), then reads `open` (seq_cst); if closed it takes its 1 back and
@@ -128,7 +136,9 @@ struct Region : TableEntry {
   uint64_t serial = 0;
   MemorySpan span;
   OwnedDescriptor dmabuf;       // the one in `span`: new keys may be needed after the caller has closed its own
-  MemoryKey keys[TE_MAX_NICS];  // changed by the worker only (new keys), under `mutex`
+  MemoryKey keys[TE_MAX_NICS];  // changed by the worker only (new keys), under `mutex`; none where staged
+  Reach reach = Reach::kHost;
+  uint64_t buffer_id = 0;  // of GPU memory: what must still be there when it is used
   std::atomic<bool> open{true};
   std::atomic<uint32_t> users{0};
   std::mutex mutex;        // keys against describe
@@ -141,7 +151,9 @@ struct Region : TableEntry {
   Operation* closing = nullptr;         // the operation that revokes it
   bool rekeying = false;
   bool deregistered = false;
+  uint32_t arriving = 0;  // staged: copies into it that are under way
 
+  bool staged() const { return reach == Reach::kStaged; }
   bool enter(te_handle as_handle) {
     users.fetch_add(1, std::memory_order_seq_cst);
     if (open.load(std::memory_order_seq_cst) && handle.load(std::memory_order_acquire) == as_handle) return true;
@@ -175,6 +187,7 @@ struct Remote : TableEntry {
 
 struct RemoteRegion : Remote {
   uint64_t length = 0;
+  uint32_t slot_bytes = 0;  // not 0: reached through slots of so many bytes, whose keys these are; see proxy/staging.h
   // A fence that ended operations need: nothing new is posted, what can still complete does, then the owner is asked.
   enum class Fence : uint8_t { kNone, kDraining, kAsked };
   Fence fence = Fence::kNone;

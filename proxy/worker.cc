@@ -161,6 +161,7 @@ bool Worker::round() {
   }
   if (!with_untaken_.empty()) take_untaken(all_empty);
   worked |= polled_something_;
+  if (staging_.copying > 0 || !staging_.ready.empty()) worked |= serve_staging();
   bool posted = post_flights();
   for (size_t left = scheduled_.size(); left > 0; --left) {
     Peer* peer = scheduled_.pop_front();
@@ -178,7 +179,9 @@ void Worker::schedule(Peer& peer) {
 
 bool Worker::may_sleep() {
   // Completions of own work are not certain to raise a descriptor (shm), so the worker stays awake for them.
-  if (total_in_flight_ > 0 || stopping_ || !with_untaken_.empty() || !flights_.empty()) return false;
+  if (total_in_flight_ > 0 || stopping_ || !with_untaken_.empty() || !flights_.empty() ||
+      staging_.copying > 0 || !staging_.ready.empty())
+    return false;
   for (uint32_t i = 0; i < nic_count_; ++i)
     if (provider_.wait_fd(i) < 0) return false;
   return true;
@@ -228,6 +231,7 @@ void Worker::tick() {
     }
     if (heartbeat || peer->state.load(std::memory_order_relaxed) == TE_PEER_CONNECTING) service_session(*peer);
     if (credit && peer->connected()) schedule(*peer);
+    if (!peer->session.stage_slots.empty() && peer->connected()) return_idle_slots(*peer);
     peer = next;
   }
   if (heartbeat) last_heartbeat_ = now_;

@@ -5,7 +5,7 @@
 // It never blocks but in sleep(), and never takes a lock on the path of a write.
 //
 // Split by verb: worker.cc (loop, sleep, clock), worker_commands.cc (what callers ask for), worker_finish.cc (how operations end), worker_post.cc (operations to work
-// requests), worker_scatter.cc (flights to work requests), worker_complete.cc (completions, immediates), worker_control.cc (messages between engines), worker_session.cc
+// requests), worker_scatter.cc (flights to work requests), worker_staging.cc (what NICs do not reach), worker_complete.cc (completions, immediates), worker_control.cc (messages between engines), worker_session.cc
 // (acquaintance and loss), worker_paths.cc (paths that come, break and are mended), worker_attach.cc (attach, revoke), worker_fence.cc (closing regions and counters, fences).
 #pragma once
 
@@ -34,7 +34,8 @@ struct Ghost {
   bool paths_open = false;
   PathId paths[TE_MAX_NICS] = {};
   std::vector<te_handle> regions;
-  std::vector<uint16_t> ids;  // quarantined
+  std::vector<uint16_t> ids;    // quarantined
+  std::vector<uint16_t> slots;  // staging: that it may still write to
   bool dead = false;          // proven; our own queues still have to be drained
   int64_t dead_since_ns = 0;
   uint32_t quiet_rounds = 0;  // since then, with nothing polled
@@ -115,6 +116,42 @@ class Worker {
   void complete_member(uint32_t nic, WorkItem* item);
   void leave_flight(Flight& flight);
 
+  // --- worker_staging.cc
+  bool serve_staging();
+  void submit_copy(StagedCopy& copy);
+  void plan_staged(Operation& op);
+  uint32_t generate_staged(Peer& peer, Operation& op, uint32_t budget);
+  bool start_piece(Peer& peer, Operation& op);
+  bool take_own_slots(const Staging& own);
+  Piece& take_piece(Peer& peer, Operation& op);
+  void end_piece(Piece& piece);
+  void stop_staged(Operation& op, Status status, int provider_status, const char* why);
+  void piece_copied(Piece& piece);
+  bool post_pieces();
+  bool post_piece(Piece& piece, uint32_t* full);
+  void piece_written(uint32_t nic, const Completion& completion, WorkItem* item);
+  void advance_staged(Operation* op);
+  void send_tail(const Piece& piece);
+  void take_staged_done(Peer& peer, const Record& record);
+  void lose_pieces(Peer& peer, bool drained);
+  void ask_about_pieces(Peer& peer);
+  void abandon_pieces(Operation& op);
+  void ask_for_slots(Peer& peer, const Operation& op);
+  void take_stage_slots(Peer& peer, const std::vector<uint16_t>& ids);
+  void return_slots(Peer& peer, std::vector<uint16_t> slots);
+  void return_idle_slots(Peer& peer);
+  void know_incoming_slots();
+  void take_stage_request(Peer& peer, uint32_t count);
+  void grant_slots();
+  bool holds_slot(const Peer& peer, uint16_t slot) const;
+  void take_back_slot(Peer& peer, uint16_t slot);
+  void take_stage_return(Peer& peer, const std::vector<uint16_t>& ids);
+  void leave_slots(Peer& peer, bool drained, std::vector<uint16_t>* ghosts);
+  void free_ghost_slots(const std::vector<uint16_t>& slots);
+  void take_staged(Peer& peer, const Record& record);
+  void take_tail(Peer& peer, const Record& record);
+  void arrival_copied(Arrival& arrival);
+
   // --- worker_finish.cc
   void note(Operation& op, Status status, int provider_status, int nic, const char* detail);
   void report(Operation* op, Status status, int provider_status, int nic, const char* detail);
@@ -145,6 +182,7 @@ class Worker {
 
   // --- worker_complete.cc
   uint32_t poll_nic(uint32_t nic);
+  void flush_devices(std::span<const Completion> completions);
   void complete(uint32_t nic, const Completion& completion);
   void complete_write(uint32_t nic, const Completion& completion, WorkItem* item);
   void write_off(Peer& peer, uint32_t remote_nic, bool landed_unknown);
@@ -329,12 +367,13 @@ class Worker {
   std::vector<MemberBatch> member_batches_;
   List<Flight, &Flight::link> flights_;  // that still have members to post
   bool posted_flights_ = false;
+  StagingState staging_;
 
   std::vector<uint8_t> flush_sink_;
   std::vector<MemoryKey> flush_keys_;
   uint32_t flush_registered_ = 0;
 
-  std::atomic<uint64_t> polls_{0}, sleeps_{0}, completed_{0}, failed_{0};
+  std::atomic<uint64_t> polls_{0}, sleeps_{0}, completed_{0}, failed_{0}, failed_flushes_{0};
   std::atomic<uint64_t> stray_messages_{0}, stray_immediates_{0}, damaged_messages_{0};
 };
 

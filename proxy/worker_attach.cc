@@ -52,6 +52,7 @@ void Worker::take_region_attached(Peer& peer, const Record& record) {
   if (usable) {
     std::copy(record.base.begin(), record.base.end(), remote.base);
     std::copy(record.key.begin(), record.key.end(), remote.key);
+    remote.slot_bytes = record.slot_bytes;
   }
   set_attachment(remote, usable ? Attachment::kAttached : Attachment::kRefused);
   // A descriptor was refused, perhaps because it claims what is not so. Callers who learn of it may come with a right one at once.
@@ -236,9 +237,12 @@ void Worker::grant_region(Peer& peer, Region& region) {
   Record record = answer(RecordType::kRegionAttached, region.serial, Grant::kGranted);
   record.length = region.span.length;
   record.nics = static_cast<uint8_t>(nic_count_);
+  const Staging* staging = region.staged() ? engine_.staging_.load(std::memory_order_acquire) : nullptr;
+  if (staging != nullptr) record.slot_bytes = staging->slot_bytes;
   for (uint32_t i = 0; i < nic_count_; ++i) {
-    record.base[i] = region.keys[i].base;
-    record.key[i] = region.keys[i].remote_key;
+    const MemoryKey& key = staging != nullptr ? staging->keys[i] : region.keys[i];
+    record.base[i] = key.base + (staging != nullptr ? staging->length() / 2 : 0);
+    record.key[i] = key.remote_key;
   }
   if (std::find(region.holders.begin(), region.holders.end(), &peer) == region.holders.end()) {
     region.holders.push_back(&peer);

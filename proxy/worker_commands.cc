@@ -159,7 +159,10 @@ void Worker::admit(Operation* op) {
   if (op->counter != nullptr) here &= attached(peer, *op->counter, RecordType::kAttachCounter);
   if (!here) return enqueue(peer, op, Queue::kWaiting);
   if (op->kind == OperationKind::kPages && op->page_count == 0) return finish(op);
-  if (!op->planned) plan(*op);  // else it goes on where it stopped
+  if (!op->planned) {  // else it goes on where it stopped
+    if (op->region->staged() || op->remote->slot_bytes > 0) plan_staged(*op);
+    else plan(*op);
+  }
   enqueue(peer, op, Queue::kReady);
 }
 

@@ -1,6 +1,8 @@
 // Completions: what the provider says has ended or arrived.
 #include <algorithm>
+#include <bit>
 
+#include "native/gpu/memory.h"
 #include "proxy/worker.h"
 
 namespace te {
@@ -12,8 +14,21 @@ constexpr int64_t kDoubt = 500'000'000;
 
 uint32_t Worker::poll_nic(uint32_t nic) {
   const uint32_t count = provider_.poll(nic, completions_);
+  if (count > 0 && engine_.flush_devices_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    flush_devices(std::span(completions_, count));
   for (uint32_t i = 0; i < count; ++i) complete(nic, completions_[i]);
   return count;
+}
+
+// What a NIC wrote to these GPUs becomes visible to them before a counter says so.
+void Worker::flush_devices(std::span<const Completion> completions) {
+  const auto counts = [](const Completion& c) { return c.kind == CompletionKind::kImmediate; };
+  if (std::none_of(completions.begin(), completions.end(), counts)) return;
+  const gpu::Cuda* cuda = nullptr;
+  if (gpu::load_cuda(&cuda)) return;
+  uint64_t devices = engine_.flush_devices_.load(std::memory_order_relaxed);
+  for (; devices != 0; devices &= devices - 1)
+    if (gpu::flush_writes(*cuda, std::countr_zero(devices))) bump(failed_flushes_);
 }
 
 void Worker::complete(uint32_t nic, const Completion& c) {
@@ -44,6 +59,8 @@ void Worker::complete(uint32_t nic, const Completion& c) {
 }
 
 void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
+  if (item->piece != nullptr) [[unlikely]]
+    return piece_written(nic, c, item);
   Operation* op = item->operation;
   Peer& peer = *item->peer;
   const bool current = item->session == peer.session.number;
@@ -156,6 +173,7 @@ void Worker::advance(Operation* op) {
     if (!op->reported) report(op, op->failure, 0, -1, "");
     return finish(op);
   }
+  if (op->staged) return advance_staged(op);
   if (op->phase == Phase::kBody) {
     op->phase = Phase::kFinal;
     return fully_posted(*op) ? advance(op) : admit(op);  // the region may have been revoked for a while

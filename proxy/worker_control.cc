@@ -437,6 +437,16 @@ void Worker::take_record(Peer& peer, const Record& record) {
     case RecordType::kWriteOff:
       if (record.nics < nic_count_) peer.credits.polled[record.nics] += record.index;
       return schedule(peer);
+    case RecordType::kStageRequest:
+      return take_stage_request(peer, record.index);
+    case RecordType::kStageSlots:
+      return take_stage_slots(peer, record.ids);
+    case RecordType::kStageReturn:
+      return take_stage_return(peer, record.ids);
+    case RecordType::kStaged:
+      return take_staged(peer, record);
+    case RecordType::kStagedDone:
+      return take_staged_done(peer, record);
     case RecordType::kFence:
       return take_fence(peer, record.serial);
     case RecordType::kFenced:

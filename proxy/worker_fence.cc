@@ -51,7 +51,7 @@ void Worker::continue_closings() {
   in_closings_ = true;
   for (size_t i = 0; i < rekeying_.size();) {
     Region* region = rekeying_[i];
-    if (region->holders.empty()) {
+    if (region->holders.empty() && region->arriving == 0) {
       rekeying_.erase(rekeying_.begin() + static_cast<std::ptrdiff_t>(i));
       finish_rekey(*region);
     } else {
@@ -82,7 +82,7 @@ bool Worker::close_region_step(Operation* op) {
 }
 
 bool Worker::region_released(Region& region) {
-  if (region.rekeying || !region.holders.empty() || region.users.load(std::memory_order_seq_cst) != 0) return false;
+  if (region.rekeying || !region.holders.empty() || region.arriving > 0 || region.users.load(std::memory_order_seq_cst) != 0) return false;
   if (capabilities_.keys_enforced) return true;  // deregistering ends what a lost peer could do
   const te_handle handle = region.handle.load(std::memory_order_relaxed);
   return std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
@@ -121,7 +121,7 @@ bool Worker::fence_step(Operation* op) {
       lose(peer, Status::kPeerLost, "fenced: the peer did not confirm that it had drained");
     return false;
   }
-  bool certain = true;
+  bool certain = peer.staged_arriving == 0;
   for (Ghost& ghost : ghosts_) {
     if (ghost.peer != &peer) continue;
     for (size_t i = 0; capabilities_.keys_enforced && i < ghost.regions.size(); ++i) {
@@ -158,7 +158,7 @@ void Worker::finish_rekey(Region& region) {
   bool registered = true;
   {
     const std::lock_guard lock(region.mutex);
-    for (uint32_t i = 0; i < nic_count_; ++i) {
+    for (uint32_t i = 0; i < nic_count_ && !region.staged(); ++i) {  // a staged one is written to by records only
       if (provider_.deregister_memory(i, region.keys[i])) registered = false;
       if (provider_.register_memory(i, engine_.provider_span(region.span), &region.keys[i])) registered = false;
     }
@@ -206,6 +206,7 @@ void Worker::release_ghosts(const Peer& peer) {
   for (Ghost& ghost : ghosts_) {
     if (ghost.peer != &peer) continue;
     for (const uint16_t id : ghost.ids) ids_.release_quarantined(id);
+    free_ghost_slots(ghost.slots);
     for (uint32_t n = 0; ghost.paths_open && n < nic_count_; ++n) provider_.close_path(n, ghost.paths[n]);
   }
   std::erase_if(ghosts_, [&](const Ghost& ghost) { return ghost.peer == &peer; });
@@ -267,6 +268,7 @@ void Worker::orphan(Operation* op) {
   if (op->session == op->peer->session.number) op->remote->in_flight -= op->in_flight;
   --t->undrained;
   settle_quiesced(t);
+  if (op->staged) abandon_pieces(*op);
 }
 
 // Operations that ended (deadline, cancel) while work requests of theirs are still out, and stay out: the owner is asked for a fence.
@@ -310,7 +312,7 @@ void Worker::watch_ghosts() {
     Ghost& ghost = ghosts_[i];
     if (capabilities_.keys_enforced) {
       std::erase_if(ghost.regions, [this](te_handle handle) { return engine_.regions_.get(handle) == nullptr; });
-      if (!ghost.regions.empty()) {
+      if (!ghost.regions.empty() || !ghost.slots.empty()) {  // slots: until it is back and says that it has drained
         ++i;
         continue;
       }
@@ -327,8 +329,12 @@ void Worker::watch_ghosts() {
         continue;
       }
       for (const uint16_t id : ghost.ids) ids_.release_quarantined(id);
-      for (Operation* op = active_.front(); op != nullptr; op = active_.next(op))
+      free_ghost_slots(ghost.slots);
+      for (Operation* op = active_.front(); op != nullptr;) {
+        Operation* next = active_.next(op);
         if (op->peer == ghost.peer && op->reported && op->in_flight > 0) orphan(op);
+        op = next;
+      }
     }
     for (uint32_t n = 0; ghost.paths_open && n < nic_count_; ++n) provider_.close_path(n, ghost.paths[n]);
     ghosts_.erase(ghosts_.begin() + static_cast<std::ptrdiff_t>(i));

@@ -34,7 +34,10 @@ bool Worker::post_ready(Peer& peer) {
   for (Operation* op = peer.ready.front();
        op != nullptr && budget > 0 && blocked_ != all_nics_ && fruitless < kFruitless;) {
     Operation* next = peer.ready.next(op);
-    const uint32_t made = op->phase == Phase::kFlush ? generate_flush(peer, *op, budget) : generate(peer, *op, budget);
+    uint32_t made = 0;
+    if (op->staged) made = generate_staged(peer, *op, budget);
+    else if (op->phase == Phase::kFlush) made = generate_flush(peer, *op, budget);
+    else made = generate(peer, *op, budget);
     budget -= std::min(budget, made);
     fruitless = made == 0 ? fruitless + 1 : 0;
     op = next;

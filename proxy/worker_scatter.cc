@@ -187,7 +187,7 @@ bool Worker::post_member(Flight& flight, uint32_t position, Operation& op) {
   Peer& peer = *op.peer;
   if (t.epoch != peer.epoch || t.remote != op.remote || t.counter != op.counter) [[unlikely]]
     if (!fill_template(target, position, op)) return false;
-  if (op.length > max_chunk_ || op.flush) [[unlikely]]
+  if (op.length > max_chunk_ || op.flush || op.region->staged()) [[unlikely]]
     return false;
   if (op.length > flight.cut_above && part_count(op.length, t.nics, settings_.shard_bytes) > 1) [[unlikely]]
     return false;
@@ -253,6 +253,7 @@ bool Worker::fill_template(Target& target, uint32_t position, const Operation& o
            remote.state.load(std::memory_order_relaxed) == Attachment::kAttached;
   };
   if (!ready(*op.remote, op.remote_handle) || op.remote->fence != RemoteRegion::Fence::kNone) return false;
+  if (op.remote->slot_bytes > 0) return false;  // goes in pieces
   if (op.counter != nullptr && !ready(*op.counter, op.counter_handle)) return false;
   const uint32_t usable = usable_nics(peer);
   t.nics = 0;

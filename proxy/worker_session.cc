@@ -268,6 +268,7 @@ void Worker::connected(Peer& peer) {
   connects.swap(peer.connects);
   for (Operation* op : connects) finish(op);
   ask_drain(peer);
+  ask_about_pieces(peer);
   readmit(peer);
 }
 
@@ -369,6 +370,7 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
   std::snprintf(reason, sizeof reason, "%s", why);  // `why` may lie in what is torn down below
   peer.state.store(final_state, std::memory_order_release);
   fail_all(peer, status, reason, parted);
+  lose_pieces(peer, drained);
   std::vector<Operation*> disconnects;
   disconnects.swap(peer.disconnects);
   for (Operation* op : disconnects) finish(op);
@@ -417,8 +419,9 @@ void Worker::leave_ghost(Peer& peer, bool drained) {
   Session& s = peer.session;
   Ghost ghost;
   ghost.peer = &peer;
+  leave_slots(peer, drained, &ghost.slots);
   for (Region* region : s.regions) {
-    if (!drained) ghost.regions.push_back(region->handle.load(std::memory_order_relaxed));
+    if (!drained && !region->staged()) ghost.regions.push_back(region->handle.load(std::memory_order_relaxed));
     holder_gone(*region, peer);
   }
   for (Counter* counter : s.counters)

@@ -1,0 +1,570 @@
+// Transfers with an end that the NICs do not reach: see proxy/staging.h for what goes which way, and why it holds.
+#include <algorithm>
+#include <cerrno>
+
+#include "proxy/worker.h"
+
+namespace te {
+namespace {
+
+Record staged_done(uint32_t token, bool granted) {
+  Record record;
+  record.type = RecordType::kStagedDone;
+  record.token = token;
+  record.granted = granted ? Grant::kGranted : Grant::kRefused;
+  return record;
+}
+
+constexpr uint32_t kTokenBits = 8;  // of a token: the piece's number; the rest tells its uses apart
+static_assert(StagingState::kPieces <= 1u << kTokenBits);
+
+}  // namespace
+
+// --- both halves -------------------------------------------------------------------------------------------------------------------
+
+// Once a round. True: something went on.
+bool Worker::serve_staging() {
+  bool worked = false;
+  if (staging_.copying > 0) {
+    gpu::Copier& copier = *engine_.staging_.load(std::memory_order_acquire)->copier;
+    while (gpu::CopyJob* job = copier.next()) {
+      --staging_.copying;
+      worked = true;
+      auto* copy = static_cast<StagedCopy*>(job);
+      if (copy->is_piece) piece_copied(*static_cast<Piece*>(copy));
+      else arrival_copied(*static_cast<Arrival*>(copy));
+    }
+  }
+  if (!staging_.ready.empty()) worked |= post_pieces();
+  return worked;
+}
+
+void Worker::submit_copy(StagedCopy& copy) {
+  ++staging_.copying;
+  engine_.staging_.load(std::memory_order_acquire)->copier->submit(&copy);
+}
+
+// --- the sender's half ---------------------------------------------------------------------------------------------------------------
+
+// In place of plan: everything is attached.
+void Worker::plan_staged(Operation& op) {
+  op.planned = op.staged = true;
+  op.parts = 0;
+  op.phase = Phase::kBody;
+  uint64_t unit = max_chunk_;
+  if (op.remote->slot_bytes > 0) unit = std::min<uint64_t>(unit, op.remote->slot_bytes);
+  if (op.region->staged()) unit = std::min<uint64_t>(unit, settings_.staging_slot_bytes);
+  op.stage_bytes = unit;
+  op.chunks = op.length == 0 ? 0 : chunk_count(op.length, unit);
+  op.stage_pieces = op.kind == OperationKind::kPages ? op.chunks * op.page_count : op.chunks;
+  op.stage_next = 0;
+  if (staging_.pieces == nullptr) {
+    staging_.pieces.reset(new Piece[StagingState::kPieces]);
+    for (uint32_t i = StagingState::kPieces; i > 0; --i) {
+      staging_.pieces[i - 1].token = i - 1;
+      staging_.free_pieces.push_back(i - 1);
+    }
+  }
+}
+
+// Of a ready operation: starts what there is room for.
+uint32_t Worker::generate_staged(Peer& peer, Operation& op, uint32_t budget) {
+  uint32_t made = 0;
+  while (op.stage_next < op.stage_pieces && made < budget && start_piece(peer, op)) ++made;
+  if (op.stage_next < op.stage_pieces) return made;
+  leave_queue(&op);
+  if (op.in_flight == 0) advance(&op);  // it has no bytes
+  return made;
+}
+
+bool Worker::start_piece(Peer& peer, Operation& op) {
+  Session& s = peer.session;
+  if (op.remote->slot_bytes > 0 && s.stage_slots.empty()) {
+    ask_for_slots(peer, op);
+    return false;
+  }
+  Staging* own = engine_.staging_.load(std::memory_order_acquire);
+  if (op.region->staged() && !take_own_slots(*own)) return false;
+  if (staging_.free_pieces.empty()) return false;
+  Piece& p = take_piece(peer, op);
+  const uint64_t number = op.stage_next++;
+  const uint64_t page = op.kind == OperationKind::kPages ? number / op.chunks : 0;
+  const Range chunk = chunk_range(op.length, op.stage_bytes, number - page * op.chunks);
+  uint64_t source = op.source_offset + chunk.offset;
+  p.target_offset = op.target_offset + chunk.offset;
+  if (op.kind == OperationKind::kPages) {
+    source += op.pages->source(page);
+    p.target_offset += op.pages->target(page);
+  }
+  p.length = chunk.length;
+  if (op.remote->slot_bytes > 0) {
+    p.their_slot = s.stage_slots.back();
+    s.stage_slots.pop_back();
+  }
+  auto* memory = static_cast<uint8_t*>(op.region->span.address) + source;
+  if (!op.region->staged()) {
+    p.from = memory;
+    p.state = Piece::State::kReady;
+    staging_.ready.push_back(&p);
+    return true;
+  }
+  p.own_slot = staging_.free_own.back();
+  staging_.free_own.pop_back();
+  p.from = p.host = own->outgoing(p.own_slot);
+  p.to_device = false;
+  p.device = op.region->span.device_index;
+  p.address = reinterpret_cast<uint64_t>(memory);
+  p.buffer_id = 0;  // of the range's start; that was checked at the call
+  p.state = Piece::State::kCopying;
+  submit_copy(p);
+  return true;
+}
+
+// True: there is one.
+bool Worker::take_own_slots(const Staging& own) {
+  if (!staging_.own_known) {
+    staging_.own_known = true;
+    for (uint32_t i = own.count; i > 0; --i) staging_.free_own.push_back(static_cast<uint16_t>(i - 1));
+  }
+  return !staging_.free_own.empty();
+}
+
+Piece& Worker::take_piece(Peer& peer, Operation& op) {
+  Piece& p = staging_.pieces[staging_.free_pieces.back()];
+  staging_.free_pieces.pop_back();
+  p.token += 1u << kTokenBits;
+  p.tail = false;
+  p.operation = &op;
+  p.peer = &peer;
+  p.session = op.session = peer.session.number;
+  p.own_slot = p.their_slot = Piece::kNone;
+  p.length = 0;
+  ++op.in_flight;
+  ++op.remote->in_flight;
+  if (op.counter != nullptr) ++op.counter->in_flight;
+  return p;
+}
+
+// The piece is over, whatever became of it.
+void Worker::end_piece(Piece& p) {
+  Operation& op = *p.operation;
+  Peer& peer = *p.peer;
+  const bool current = p.session == peer.session.number;
+  if (p.own_slot != Piece::kNone) staging_.free_own.push_back(p.own_slot);
+  if (p.their_slot != Piece::kNone && current && peer.connected()) return_slots(peer, {p.their_slot});
+  p.state = Piece::State::kIdle;
+  p.operation = nullptr;
+  staging_.free_pieces.push_back(static_cast<uint32_t>(&p - staging_.pieces.get()));
+  --op.in_flight;
+  if (current && op.transfer != nullptr) --op.remote->in_flight;  // else it was fenced off: see orphan
+  if (current && op.counter != nullptr) --op.counter->in_flight;
+  for (Remote* end : {static_cast<Remote*>(op.remote), static_cast<Remote*>(op.counter)})
+    if (end != nullptr && end->revoke_pending && end->in_flight == 0)
+      acknowledge_revocation(peer, *end, end == op.remote);
+  if (op.in_flight > 0 || op.queue != Queue::kNone) return;
+  if (op.transfer == nullptr) return finish(&op);
+  advance(&op);
+}
+
+void Worker::stop_staged(Operation& op, Status status, int provider_status, const char* why) {
+  if (op.stopped) return;
+  op.stopped = true;
+  if (op.queue != Queue::kNone) leave_queue(&op);
+  note(op, status, provider_status, -1, why);
+}
+
+void Worker::piece_copied(Piece& p) {
+  Operation& op = *p.operation;
+  if (p.status == Status::kRegistration)
+    stop_staged(op, Status::kRegistration, p.code, "the source's GPU memory was freed during the transfer");
+  else if (p.status != Status::kOk)
+    stop_staged(op, Status::kTransport, p.code, "the GPU did not copy the source");
+  if (op.stopped || p.session != p.peer->session.number) return end_piece(p);
+  p.state = Piece::State::kReady;
+  staging_.ready.push_back(&p);
+}
+
+bool Worker::post_pieces() {
+  bool posted = false;
+  uint32_t full = 0;  // mask of NICs
+  for (size_t left = staging_.ready.size(); left > 0; --left) {
+    Piece* p = staging_.ready.front();
+    staging_.ready.pop_front();
+    if (p->operation->stopped || p->session != p->peer->session.number || !p->peer->connected()) {
+      end_piece(*p);
+      continue;
+    }
+    if (!post_piece(*p, &full)) staging_.ready.push_back(p);
+    else posted = true;
+  }
+  if (posted) provider_.ring_doorbells();
+  return posted;
+}
+
+// False: to be tried again.
+bool Worker::post_piece(Piece& p, uint32_t* full) {
+  Peer& peer = *p.peer;
+  Operation& op = *p.operation;
+  // The record that follows goes over NIC 0: where a completion does not prove that the bytes are placed, they go there, too.
+  const bool anywhere = capabilities_.delivery_complete || capabilities_.completion_orders;
+  const uint32_t usable = anywhere ? usable_nics(peer) : 1u;
+  uint32_t nic = anywhere ? peer.next_nic : 0;
+  while ((usable >> nic & 1) == 0) nic = (nic + 1) % nic_count_;
+  peer.next_nic = (nic + 1) % nic_count_;
+  if ((*full >> nic & 1) != 0 || !has_room(peer, nic)) return false;
+  const uint32_t remote_nic = paired_nic(nic, peer.address.nic_count);
+  const Staging* own = engine_.staging_.load(std::memory_order_acquire);
+  WorkRequest request;
+  request.opcode = Opcode::kWrite;
+  request.path = peer.session.paths[nic];
+  request.local = p.from;
+  request.local_key = p.own_slot != Piece::kNone ? own->keys[nic].local_key : op.region->keys[nic].local_key;
+  request.length = p.length;
+  request.remote_address =
+      op.remote->base[remote_nic] +
+      (p.their_slot != Piece::kNone ? uint64_t{p.their_slot} * op.remote->slot_bytes : p.target_offset);
+  request.remote_key = op.remote->key[remote_nic];
+  WorkItem* item = items_.take();
+  item->operation = &op;
+  item->peer = &peer;
+  item->kind = WorkKind::kWrite;
+  item->nic = static_cast<uint8_t>(nic);
+  item->part = 0;
+  item->session = p.session;
+  item->length = p.length;
+  item->piece = &p;
+  request.context = item;
+  const PostResult result = provider_.post(nic, std::span(&request, 1));
+  if (result.posted == 1) {
+    p.state = Piece::State::kWriting;
+    account(peer, item, +1);
+    return true;
+  }
+  items_.give_back(item);
+  if (result.busy) {
+    bump(nics_[nic].statistics.busy);
+    *full |= 1u << nic;
+    return false;
+  }
+  bump(nics_[nic].statistics.errors);
+  stop_staged(op, Status::kTransport, result.provider_status, "the provider refused a work request");
+  end_piece(p);
+  return true;
+}
+
+// Its write has ended. (The work request was counted beside the piece.)
+void Worker::piece_written(uint32_t nic, const Completion& c, WorkItem* item) {
+  Piece& p = *item->piece;
+  Operation& op = *p.operation;
+  Peer& peer = *p.peer;
+  const bool current = item->session == peer.session.number;
+  if (current) {
+    account(peer, item, -1);
+    if (c.status == Status::kOk) peer.last_heard_ns.store(now_, std::memory_order_relaxed);
+  } else {
+    --op.in_flight;
+    --peer.former_in_flight;
+  }
+  const uint64_t length = item->length;
+  items_.give_back(item);
+  if (c.status == Status::kOk) {
+    bump(nics_[nic].statistics.writes);
+    bump(nics_[nic].statistics.write_bytes, length);
+    bump(peer.statistics.writes);
+    bump(peer.statistics.write_bytes, length);
+  } else {
+    op.unknown |= c.landed_unknown;
+    peer.outcome_unknown |= c.landed_unknown;
+    if (c.landed_unknown) p.their_slot = Piece::kNone;  // not to be used again in this session
+    if (!op.stopped) {
+      stop_staged(op, c.status == Status::kCancelled ? Status::kTransport : c.status, c.provider_status,
+                  "the write of a staged piece failed");
+    }
+  }
+  if (p.own_slot != Piece::kNone) staging_.free_own.push_back(p.own_slot);
+  p.own_slot = Piece::kNone;
+  const bool on = c.status == Status::kOk && current && peer.connected() && !op.stopped;
+  if (!on || p.their_slot == Piece::kNone) {
+    end_piece(p);
+  } else {
+    Record record;
+    record.type = RecordType::kStaged;
+    record.serial = op.remote->serial;
+    record.token = p.token;
+    record.slot = p.their_slot;
+    record.offset = p.target_offset;
+    record.length = p.length;
+    p.their_slot = Piece::kNone;  // the owner has it again
+    p.state = Piece::State::kWaiting;
+    push_record(peer, std::move(record));
+  }
+  if (!current) answer_drain(peer);
+  if (c.status == Status::kPeerLost && current && peer.connected() && !spares_peer())
+    lose(peer, Status::kPeerLost, "the connection to the peer broke");
+}
+
+// All pieces have come to their end, and well.
+void Worker::advance_staged(Operation* op) {
+  if (op->phase != Phase::kBody || (op->counter == nullptr && !op->flush)) return finish(op);
+  op->phase = Phase::kFinal;
+  Peer& peer = *op->peer;
+  // A session that began after the pieces of the last one had ended will do as well; without one, wait for it.
+  if (!peer.connected() || staging_.free_pieces.empty()) {
+    op->phase = Phase::kBody;
+    return admit(op);
+  }
+  Piece& p = take_piece(peer, *op);
+  p.tail = true;
+  p.state = Piece::State::kWaiting;
+  send_tail(p);
+}
+
+void Worker::send_tail(const Piece& p) {
+  const Operation& op = *p.operation;
+  Record record;
+  record.type = RecordType::kStaged;
+  record.serial = op.remote->serial;
+  record.token = p.token;
+  if (op.counter != nullptr && p.tail && !op.stopped) {
+    record.id = op.counter->id;
+    record.count = op.kind == OperationKind::kPages ? static_cast<uint32_t>(op.page_count) : 1;
+  }
+  push_record(*p.peer, std::move(record));
+}
+
+void Worker::take_staged_done(Peer& peer, const Record& record) {
+  const uint32_t number = record.token & ((1u << kTokenBits) - 1);
+  Piece* p = staging_.pieces == nullptr ? nullptr : &staging_.pieces[number];
+  if (p == nullptr || p->token != record.token || p->state != Piece::State::kWaiting || p->peer != &peer) {
+    bump(stray_messages_);
+    return;
+  }
+  if (record.granted != Grant::kGranted)
+    stop_staged(*p->operation, Status::kRemoteAccess, 0,
+                p->tail ? "the peer does not know the counter to notify"
+                        : "the peer could not copy to its device: the memory was freed, or its GPU failed");
+  end_piece(*p);
+}
+
+// After a loss: nothing more is heard of pieces that the peer was to answer for. Those of a peer that had drained are over.
+void Worker::lose_pieces(Peer& peer, bool drained) {
+  std::erase(staging_.asking, &peer);
+  for (uint32_t i = 0; staging_.pieces != nullptr && drained && i < StagingState::kPieces; ++i)
+    if (Piece& p = staging_.pieces[i]; p.state == Piece::State::kWaiting && p.peer == &peer) end_piece(p);
+}
+
+// A new session: the peer answers when nothing of the former ones is being copied there any more.
+void Worker::ask_about_pieces(Peer& peer) {
+  for (uint32_t i = 0; staging_.pieces != nullptr && i < StagingState::kPieces; ++i) {
+    Piece& p = staging_.pieces[i];
+    if (p.state != Piece::State::kWaiting || p.peer != &peer || p.session == peer.session.number) continue;
+    p.tail = false;  // it counts nothing: the operation has failed
+    send_tail(p);
+  }
+}
+
+// The operation was fenced off: nothing of it can be copied any more.
+void Worker::abandon_pieces(Operation& op) {
+  for (uint32_t i = 0; i < StagingState::kPieces; ++i)
+    if (Piece& p = staging_.pieces[i]; p.state == Piece::State::kWaiting && p.operation == &op) {
+      const bool last = op.in_flight == 1;
+      end_piece(p);
+      if (last) return;  // the operation is gone
+    }
+}
+
+// --- slots ---------------------------------------------------------------------------------------------------------------------------
+
+void Worker::ask_for_slots(Peer& peer, const Operation& op) {
+  Session& s = peer.session;
+  const auto wanted =
+      static_cast<uint32_t>(std::min<uint64_t>(op.stage_pieces - op.stage_next, StagingState::kMostSlots));
+  if (s.stage_asked >= wanted) return;
+  Record record;
+  record.type = RecordType::kStageRequest;
+  record.index = static_cast<uint16_t>(wanted - s.stage_asked);
+  s.stage_asked = wanted;
+  push_record(peer, std::move(record));
+}
+
+void Worker::take_stage_slots(Peer& peer, const std::vector<uint16_t>& ids) {
+  Session& s = peer.session;
+  s.stage_asked -= std::min<uint32_t>(s.stage_asked, static_cast<uint32_t>(ids.size()));
+  s.stage_slots.insert(s.stage_slots.end(), ids.begin(), ids.end());
+  schedule(peer);
+}
+
+void Worker::return_slots(Peer& peer, std::vector<uint16_t> slots) {
+  Record record;
+  record.type = RecordType::kStageReturn;
+  record.ids = std::move(slots);
+  push_record(peer, std::move(record));
+}
+
+// On the clock: slots that nobody here has use for any more.
+void Worker::return_idle_slots(Peer& peer) {
+  for (Operation* op = peer.ready.front(); op != nullptr; op = peer.ready.next(op))
+    if (op->staged && op->remote->slot_bytes > 0) return;
+  return_slots(peer, std::exchange(peer.session.stage_slots, {}));
+}
+
+void Worker::know_incoming_slots() {
+  if (staging_.arrivals != nullptr) return;
+  const Staging* own = engine_.staging_.load(std::memory_order_acquire);
+  staging_.arrivals.reset(new Arrival[own->count]);
+  for (uint32_t i = own->count; i > 0; --i) staging_.free_slots.push_back(static_cast<uint16_t>(i - 1));
+}
+
+void Worker::take_stage_request(Peer& peer, uint32_t count) {
+  if (engine_.staging_.load(std::memory_order_acquire) == nullptr) return;
+  know_incoming_slots();
+  Session& s = peer.session;
+  s.stage_wanted = std::min(s.stage_wanted + count, 4 * StagingState::kMostSlots);
+  if (std::find(staging_.asking.begin(), staging_.asking.end(), &peer) == staging_.asking.end())
+    staging_.asking.push_back(&peer);
+  grant_slots();
+}
+
+// In turn, and to each no more at a time than all of them could have.
+void Worker::grant_slots() {
+  size_t passed = 0;  // over in a row
+  while (!staging_.free_slots.empty() && passed < staging_.asking.size()) {
+    Peer* peer = staging_.asking.front();
+    staging_.asking.pop_front();
+    Session& s = peer->session;
+    const uint32_t room = StagingState::kMostSlots - std::min(StagingState::kMostSlots, s.stage_held);
+    const auto count = std::min({s.stage_wanted, room, static_cast<uint32_t>(staging_.free_slots.size())});
+    Record record;
+    record.type = RecordType::kStageSlots;
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint16_t slot = staging_.free_slots.back();
+      staging_.free_slots.pop_back();
+      staging_.arrivals[slot].use = Arrival::Use::kGranted;
+      staging_.arrivals[slot].peer = peer;
+      record.ids.push_back(slot);
+    }
+    s.stage_held += count;
+    s.stage_wanted -= count;
+    if (s.stage_wanted > 0) staging_.asking.push_back(peer);
+    passed = count == 0 ? passed + 1 : 0;
+    if (count > 0) push_record(*peer, std::move(record));
+  }
+}
+
+bool Worker::holds_slot(const Peer& peer, uint16_t slot) const {
+  const Staging* own = engine_.staging_.load(std::memory_order_acquire);
+  return own != nullptr && staging_.arrivals != nullptr && slot < own->count &&
+         staging_.arrivals[slot].use == Arrival::Use::kGranted && staging_.arrivals[slot].peer == &peer &&
+         !staging_.arrivals[slot].copying;
+}
+
+void Worker::take_back_slot(Peer& peer, uint16_t slot) {
+  Arrival& a = staging_.arrivals[slot];
+  a.use = Arrival::Use::kFree;
+  a.peer = nullptr;
+  staging_.free_slots.push_back(slot);
+  if (peer.session.stage_held > 0) --peer.session.stage_held;
+  grant_slots();
+}
+
+void Worker::take_stage_return(Peer& peer, const std::vector<uint16_t>& ids) {
+  for (const uint16_t slot : ids) {
+    if (holds_slot(peer, slot)) take_back_slot(peer, slot);
+    else bump(stray_messages_);
+  }
+}
+
+// Of a lost peer: free if it has drained, else the ghost's.
+void Worker::leave_slots(Peer& peer, bool drained, std::vector<uint16_t>* ghosts) {
+  const Staging* own = engine_.staging_.load(std::memory_order_acquire);
+  for (uint16_t slot = 0; staging_.arrivals != nullptr && slot < own->count; ++slot) {
+    Arrival& a = staging_.arrivals[slot];
+    if (a.use != Arrival::Use::kGranted || a.peer != &peer) continue;
+    a.use = Arrival::Use::kGhost;
+    a.peer = nullptr;
+    ghosts->push_back(slot);
+  }
+  if (!drained) return;
+  free_ghost_slots(*ghosts);
+  ghosts->clear();
+}
+
+void Worker::free_ghost_slots(const std::vector<uint16_t>& slots) {
+  for (const uint16_t slot : slots) {
+    Arrival& a = staging_.arrivals[slot];
+    a.use = Arrival::Use::kFree;
+    if (!a.copying) staging_.free_slots.push_back(slot);  // else when that has ended
+  }
+  if (!slots.empty()) grant_slots();
+}
+
+// --- the receiver's half ---------------------------------------------------------------------------------------------------------------
+
+void Worker::take_staged(Peer& peer, const Record& record) {
+  if (record.slot == kNoSlot) {
+    if (peer.staged_arriving > 0) peer.session.stage_tails.push_back(record);  // its answer says that nothing is
+    else take_tail(peer, record);
+    return;
+  }
+  if (!holds_slot(peer, record.slot)) {
+    bump(damaged_messages_);
+    return push_record(peer, staged_done(record.token, false));
+  }
+  const Staging* own = engine_.staging_.load(std::memory_order_acquire);
+  Region* region = engine_.region_by_serial(record.serial);
+  const bool right =
+      region != nullptr && region->staged() &&
+      std::find(region->holders.begin(), region->holders.end(), &peer) != region->holders.end() && record.length > 0 &&
+      record.length <= own->slot_bytes && range_fits(record.offset, record.length, region->span.length);
+  if (!right) {
+    bump(damaged_messages_);
+    take_back_slot(peer, record.slot);
+    return push_record(peer, staged_done(record.token, false));
+  }
+  Arrival& a = staging_.arrivals[record.slot];
+  a.copying = true;
+  a.region = region;
+  a.from = &peer;
+  a.session = peer.session.number;
+  a.token = record.token;
+  a.to_device = true;
+  a.device = region->span.device_index;
+  a.address = reinterpret_cast<uint64_t>(region->span.address) + record.offset;
+  a.buffer_id = record.offset == 0 ? region->buffer_id : 0;
+  a.host = own->incoming(record.slot);
+  a.length = record.length;
+  ++region->arriving;
+  ++peer.staged_arriving;
+  submit_copy(a);
+}
+
+void Worker::take_tail(Peer& peer, const Record& record) {
+  bool known = true;
+  if (record.count > 0) {
+    const IdEntry& entry = ids_[record.id];
+    known = entry.use == IdUse::kPlain && entry.peer == &peer;
+    if (known) raise(*entry.counter, record.count);
+    else bump(stray_immediates_);
+  }
+  push_record(peer, staged_done(record.token, known));
+}
+
+void Worker::arrival_copied(Arrival& a) {
+  Peer& peer = *a.from;
+  Region& region = *a.region;
+  const auto slot = static_cast<uint16_t>(&a - staging_.arrivals.get());
+  a.copying = false;
+  --region.arriving;
+  --peer.staged_arriving;
+  if (a.use == Arrival::Use::kFree) staging_.free_slots.push_back(slot);  // given up meanwhile
+  if (a.use == Arrival::Use::kGranted) take_back_slot(peer, slot);
+  if (a.session == peer.session.number && peer.connected())
+    push_record(peer, staged_done(a.token, a.status == Status::kOk));
+  if (peer.staged_arriving == 0) {
+    const std::vector<Record> tails = std::exchange(peer.session.stage_tails, {});
+    for (const Record& record : tails) take_tail(peer, record);
+  }
+  if (!closings_.empty() || !rekeying_.empty()) continue_closings();
+}
+
+}  // namespace te
