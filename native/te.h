@@ -369,6 +369,20 @@ int32_t te_region_register_dmabuf(te_engine *engine, void *address, uint64_t len
 int32_t te_region_register_staged(te_engine *engine, void *address, uint64_t length, int32_t device_index,
                                   te_handle *region, te_error *error);
 int32_t te_region_info_get(te_engine *engine, te_handle region, te_region_info *info, te_error *error);
+/* A GPU of this process, as CUDA numbers it. TE_ERR_TRANSPORT_UNAVAILABLE: no usable driver; TE_ERR_CONFIG: no such GPU. */
+typedef struct te_device_info {
+  char name[64];
+  char pci[32];
+  int32_t driver_version; /* of CUDA: 1000 * major + 10 * minor */
+  int32_t devices;        /* how many there are */
+  int32_t compute_major, compute_minor;
+  uint32_t dmabuf; /* 1: its memory can be exported */
+  uint32_t
+      write_ordering; /* of what NICs write to it: 0: neither ordered nor to be flushed, 1: to be flushed, 2: ordered */
+} te_device_info;
+int32_t te_device_describe(int32_t index, te_device_info *info, te_error *error);
+/* The GPU whose memory lies at an address. TE_ERR_ARGUMENT: none's. */
+int32_t te_pointer_device(uint64_t address, int32_t *index, te_error *error);
 /* Zeroed, pinned host memory that the device reaches at the same address. Not registered; until te_mapped_free. */
 int32_t te_mapped_allocate(int32_t device_index, uint64_t length, void **memory, te_error *error);
 void te_mapped_free(void *memory);

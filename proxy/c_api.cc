@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <new>
 
+#include "native/gpu/memory.h"
 #include "native/wire.h"
 #include "proxy/engine.h"
 #include "proxy/providers.h"
@@ -117,6 +118,7 @@ uint64_t te_struct_bytes(const char* name) {
       {"te_rdma_settings", sizeof(te_rdma_settings)},
       {"te_rdma_port", sizeof(te_rdma_port)},
       {"te_region_info", sizeof(te_region_info)},
+      {"te_device_info", sizeof(te_device_info)},
   };
   for (const Row& row : rows)
     if (name != nullptr && std::strcmp(row.name, name) == 0) return row.bytes;
@@ -310,6 +312,22 @@ int32_t te_region_register_staged(te_engine* engine, void* address, uint64_t len
 }
 int32_t te_region_info_get(te_engine* engine, te_handle region, te_region_info* info, te_error* error) {
   return with_engine(engine, {info}, error, [&](Engine& e) { return e.describe_reach(region, info); });
+}
+int32_t te_device_describe(int32_t index, te_device_info* info, te_error* error) {
+  if (info == nullptr) return no_pointer(error);
+  try {
+    return te::export_error(te::gpu::describe_device(index, info), error);
+  } catch (const std::bad_alloc&) {
+    return te::export_error(Error(Status::kExhausted, "out of memory"), error);
+  }
+}
+int32_t te_pointer_device(uint64_t address, int32_t* index, te_error* error) {
+  if (index == nullptr) return no_pointer(error);
+  try {
+    return te::export_error(te::gpu::device_of(address, index), error);
+  } catch (const std::bad_alloc&) {
+    return te::export_error(Error(Status::kExhausted, "out of memory"), error);
+  }
 }
 int32_t te_mapped_allocate(int32_t device_index, uint64_t length, void** memory, te_error* error) {
   if (memory == nullptr) return no_pointer(error);

@@ -58,8 +58,7 @@ Error Engine::register_region(MemorySpan span, te_handle* handle) {
     return e;
   }
   Error error = add_region(span, range.buffer_id, std::move(dmabuf), keys, reach, handle);
-  for (uint32_t i = 0; error && i < nic_count_; ++i)
-    static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
+  for (uint32_t i = 0; error && i < nic_count_; ++i) static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
   return error;
 }
 

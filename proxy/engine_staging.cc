@@ -36,10 +36,11 @@ Error Engine::reach_device(MemorySpan* span, gpu::DeviceRange* range, OwnedDescr
       flush_devices_.fetch_or(uint64_t{1} << (span->device_index & 63), std::memory_order_seq_cst);
       break;
     case gpu::Ordering::kNeither:
-      return Error(Status::kRegistration,
-                   format("this platform neither orders nor flushes what NICs write to cuda:%d, so a counter could rise "
-                          "before its bytes are visible: register with staging=True",
-                          span->device_index));
+      return Error(
+          Status::kRegistration,
+          format("this platform neither orders nor flushes what NICs write to cuda:%d, so a counter could rise "
+                 "before its bytes are visible: register with staging=True",
+                 span->device_index));
   }
   const Error exported =
       gpu::export_dmabuf(*cuda, span->device_index, address, span->length, dmabuf, &span->dmabuf_offset);
@@ -72,7 +73,8 @@ Error Engine::register_staged(const MemorySpan& span, te_handle* handle) {
 // The caller holds provider_mutex_.
 Error Engine::open_staging(const gpu::Cuda& cuda, int device) {
   const std::lock_guard lock(staging_mutex_);
-  if (Staging* made = staging_.load(std::memory_order_relaxed); made != nullptr) return made->copier->add_device(device);
+  if (Staging* made = staging_.load(std::memory_order_relaxed); made != nullptr)
+    return made->copier->add_device(device);
   auto staging = std::make_unique<Staging>();
   staging->cuda = &cuda;
   staging->slot_bytes = settings_.values.staging_slot_bytes;
@@ -94,7 +96,8 @@ Error Engine::open_staging(const gpu::Cuda& cuda, int device) {
   staging->memory = static_cast<uint8_t*>(memory);
   for (; staging->registered < nic_count_; ++staging->registered) {
     const uint32_t nic = staging->registered;
-    if (Error e = provider_->register_memory(nic, {memory, staging->length(), TE_DEVICE_HOST, 0}, &staging->keys[nic])) {
+    if (Error e =
+            provider_->register_memory(nic, {memory, staging->length(), TE_DEVICE_HOST, 0}, &staging->keys[nic])) {
       close_staging(*staging);
       return e;
     }
@@ -148,11 +151,11 @@ Error Engine::allocate_mapped(int device, uint64_t length, void** out) {
   if (code == gpu::result::kSuccess) code = cuda->host_device_pointer(&mapped, memory, 0);
   if (code != gpu::result::kSuccess || mapped != reinterpret_cast<uint64_t>(memory)) {
     if (memory != nullptr) static_cast<void>(cuda->host_free(memory));
-    return Error(Status::kRegistration,
-                 format("%llu bytes of pinned memory for cuda:%d: %s", static_cast<unsigned long long>(length), device,
-                        code == gpu::result::kSuccess ? "the device sees it at another address"
-                                                      : cuda->describe(code).c_str()),
-                 code);
+    return Error(
+        Status::kRegistration,
+        format("%llu bytes of pinned memory for cuda:%d: %s", static_cast<unsigned long long>(length), device,
+               code == gpu::result::kSuccess ? "the device sees it at another address" : cuda->describe(code).c_str()),
+        code);
   }
   std::fill_n(static_cast<uint8_t*>(memory), length, uint8_t{0});
   *out = memory;

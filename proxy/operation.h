@@ -144,12 +144,12 @@ struct Operation {
   uint64_t source_offset = 0, target_offset = 0;
   uint64_t length = 0;  // kWrite: bytes; kPages: bytes of a page; kMessage: bytes
   uint64_t page_count = 0;
-  uint64_t chunks = 1;                 // per page
+  uint64_t chunks = 1;                                         // per page
   uint64_t stage_next = 0, stage_pieces = 0, stage_bytes = 0;  // staged: the first piece not begun, all, bytes of one
-  PageList* pages = nullptr;           // kPages
-  std::unique_ptr<uint8_t[]> message;  // kMessage: a copy
-  uint64_t position = 0;               // kMessage: bytes sent
-  Counter* local_counter = nullptr;    // kCounterReached, kCloseCounter
+  PageList* pages = nullptr;                                   // kPages
+  std::unique_ptr<uint8_t[]> message;                          // kMessage: a copy
+  uint64_t position = 0;                                       // kMessage: bytes sent
+  Counter* local_counter = nullptr;                            // kCounterReached, kCloseCounter
   uint64_t threshold = 0;
   std::vector<int64_t> watched;  // kCounterReached: peers whose loss ends the wait; kFence: regions not yet certain
   bool started = false;          // kFence, kClose*: holders were asked; kMessage: its first fragment is out

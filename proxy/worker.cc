@@ -179,8 +179,8 @@ void Worker::schedule(Peer& peer) {
 
 bool Worker::may_sleep() {
   // Completions of own work are not certain to raise a descriptor (shm), so the worker stays awake for them.
-  if (total_in_flight_ > 0 || stopping_ || !with_untaken_.empty() || !flights_.empty() ||
-      staging_.copying > 0 || !staging_.ready.empty())
+  if (total_in_flight_ > 0 || stopping_ || !with_untaken_.empty() || !flights_.empty() || staging_.copying > 0 ||
+      !staging_.ready.empty())
     return false;
   for (uint32_t i = 0; i < nic_count_; ++i)
     if (provider_.wait_fd(i) < 0) return false;

@@ -36,7 +36,7 @@ struct Ghost {
   std::vector<te_handle> regions;
   std::vector<uint16_t> ids;    // quarantined
   std::vector<uint16_t> slots;  // staging: that it may still write to
-  bool dead = false;          // proven; our own queues still have to be drained
+  bool dead = false;            // proven; our own queues still have to be drained
   int64_t dead_since_ns = 0;
   uint32_t quiet_rounds = 0;  // since then, with nothing polled
 };

@@ -82,7 +82,9 @@ bool Worker::close_region_step(Operation* op) {
 }
 
 bool Worker::region_released(Region& region) {
-  if (region.rekeying || !region.holders.empty() || region.arriving > 0 || region.users.load(std::memory_order_seq_cst) != 0) return false;
+  if (region.rekeying || !region.holders.empty() || region.arriving > 0 ||
+      region.users.load(std::memory_order_seq_cst) != 0)
+    return false;
   if (capabilities_.keys_enforced) return true;  // deregistering ends what a lost peer could do
   const te_handle handle = region.handle.load(std::memory_order_relaxed);
   return std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {

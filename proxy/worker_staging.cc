@@ -177,8 +177,7 @@ void Worker::piece_copied(Piece& p) {
   Operation& op = *p.operation;
   if (p.status == Status::kRegistration)
     stop_staged(op, Status::kRegistration, p.code, "the source's GPU memory was freed during the transfer");
-  else if (p.status != Status::kOk)
-    stop_staged(op, Status::kTransport, p.code, "the GPU did not copy the source");
+  else if (p.status != Status::kOk) stop_staged(op, Status::kTransport, p.code, "the GPU did not copy the source");
   if (op.stopped || p.session != p.peer->session.number) return end_piece(p);
   p.state = Piece::State::kReady;
   staging_.ready.push_back(&p);
@@ -512,10 +511,10 @@ void Worker::take_staged(Peer& peer, const Record& record) {
   }
   const Staging* own = engine_.staging_.load(std::memory_order_acquire);
   Region* region = engine_.region_by_serial(record.serial);
-  const bool right =
-      region != nullptr && region->staged() &&
-      std::find(region->holders.begin(), region->holders.end(), &peer) != region->holders.end() && record.length > 0 &&
-      record.length <= own->slot_bytes && range_fits(record.offset, record.length, region->span.length);
+  const bool right = region != nullptr && region->staged() &&
+                     std::find(region->holders.begin(), region->holders.end(), &peer) != region->holders.end() &&
+                     record.length > 0 && record.length <= own->slot_bytes &&
+                     range_fits(record.offset, record.length, region->span.length);
   if (!right) {
     bump(damaged_messages_);
     take_back_slot(peer, record.slot);

@@ -30,7 +30,7 @@ class EngineHandle:
     """Owner of a te_engine. `state` is OPEN (0) while it can be used."""
 
     __slots__ = (
-        "__weakref__", "counters", "default_timeout_ns", "dispatcher", "lock", "nic_names", "owners",
+        "__weakref__", "counters", "default_timeout_ns", "device", "dispatcher", "lock", "nic_names", "owners",
         "peers", "pending", "pointer", "remotes", "serials", "state",
     )  # fmt: skip
 
@@ -50,6 +50,7 @@ class EngineHandle:
         self.pending: dict[int, Any] = {}  # transfers whose end will be reported as an event
         self.serials = itertools.count(1)
         self.dispatcher: Any = None
+        self.device: int | None = None  # the GPU that the engine serves
         self.nic_names: tuple[str, ...] = ()
         self.state = OPEN
         _handles.add(self)

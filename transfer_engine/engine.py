@@ -44,7 +44,8 @@ class Engine(Datapath):
     Args:
         transport: "efa", "cx7", "tcp", "shm" or "sim"; a requested transport is used or refused, never replaced. None
             takes the setting, else the best that works here; `engine.transport` and the log say which.
-        device: None: the host. (Engines beside a GPU are not supported.)
+        device: None: host memory, and that of any GPU. A GPU ("cuda:0", a torch.device): the NICs and the core near
+            it; host memory works as well, memory of other GPUs is refused.
         nics: names of interfaces or devices (a list, or with commas between them), or how many to use. None takes the
             setting, else what the topology gives.
         settings: all else; None reads the environment (TE_...) and takes defaults.
@@ -66,12 +67,10 @@ class Engine(Datapath):
     ) -> None:
         if settings is not None and not isinstance(settings, Settings):
             raise ArgumentTypeError(f"settings must be te.Settings, not {type(settings).__name__}", operation="Engine")
-        if parse_device(device)[0] != lib.TE_DEVICE_HOST:
-            raise ConfigError(
-                f"device {str(device)!r}: engines beside a GPU are not supported",
-                operation="Engine",
-                hint="use device=None",
-            )
+        kind, index = parse_device(device)
+        gpu = None if kind == lib.TE_DEVICE_HOST else index
+        if gpu is not None:
+            _require_gpu(gpu)
         settings = settings or Settings()
         if transport is not None:
             settings = dataclasses.replace(settings, transport=transport)
@@ -82,7 +81,7 @@ class Engine(Datapath):
         chosen = settings.transport is None
         if chosen:
             settings = dataclasses.replace(settings, transport=probing.best())
-        settings = _placed(settings)
+        settings = _placed(settings, gpu)
         native, alive = to_native(settings)
         try:
             self._handle = handle = EngineHandle(native, int(settings.timeout_s * 1e9))
@@ -92,6 +91,7 @@ class Engine(Datapath):
                 cause.hint = f"nics, or TE_NICS, takes interfaces of this host ({names}) or their addresses"
             raise
         del alive  # the core has copied what it needs
+        handle.device = gpu
         _engines.add(self)
         self._settings = settings
         self._description = stats.describe(handle)
@@ -149,29 +149,33 @@ class Engine(Datapath):
 
     # --- memory and counters ----------------------------------------------------------------------------------------
 
-    def register(self, memory: Any) -> Region:
+    def register(self, memory: Any, *, staging: bool = False) -> Region:
         """Registers memory that exists, without a copy, and holds a reference to it until the region is closed.
 
         Args:
-            memory: contiguous: a numpy array, a torch tensor, anything with a buffer or DLPack interface, or
-                (pointer, nbytes, device). Read-only memory can be a source only. Any alignment and length, zero
-                included.
+            memory: contiguous: a numpy array, a torch tensor, anything with a buffer, `__cuda_array_interface__` or
+                DLPack interface, or (pointer, nbytes, device). Read-only memory can be a source only. Any alignment and
+                length, zero included. Streams are not synchronised: what a transfer reads must have been written.
+            staging: GPU memory goes through pinned slots on this side, a copy by the GPU each way, which works on
+                every transport. Without effect for host memory.
 
         Raises:
-            RegistrationError: not contiguous, or memory that this transport does not reach; the message says which.
+            RegistrationError: not contiguous; managed, freed or another engine's GPU memory; or memory that this
+                transport does not reach. The message says which, and what to do.
             ArgumentTypeError: an object without memory.
         """
-        return Region(self._handle, span_of(memory))
+        return Region(self._handle, span_of(memory), staging)
 
     def allocate(self, nbytes: int, device: Any = None) -> Buffer:
         """Allocates and registers zeroed memory that starts on a page boundary.
 
         Args:
             nbytes: its length in bytes.
-            device: None or "cpu".
+            device: None or "cpu"; or a GPU ("cuda:0", a torch.device): pinned host memory that both the GPU and every
+                transport reach.
 
         Raises:
-            RegistrationError: no such memory to be had.
+            RegistrationError: no such memory to be had, or no such GPU.
         """
         return Buffer(self._handle, nbytes, device)
 
@@ -369,13 +373,19 @@ class Engine(Datapath):
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
-def _placed(settings: Settings) -> Settings:
+def _require_gpu(index: int) -> None:
+    out = ffi.new("te_device_info *")
+    error = ffi.new("te_error *")
+    _native.check(lib.te_device_describe(index, out, error), "Engine", error)
+
+
+def _placed(settings: Settings, gpu: int | None) -> Settings:
     """With the NICs and the core that the topology gives, where it has a say: RDMA NICs, or processes of one node."""
     if settings.transport not in ("efa", "cx7") and "LOCAL_WORLD_SIZE" not in os.environ:
         return settings
     from .topology import place  # here: reading the topology takes longer than importing all else
 
-    placed, assignment = place(settings)
+    placed, assignment = place(settings, gpu=gpu)
     for message in assignment.messages if assignment is not None else ():
         _log.info("topology: %s", message)
     taken = any(engine._description["core"] == placed.core for engine in _engines if not engine.closed)

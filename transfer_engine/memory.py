@@ -22,6 +22,13 @@ from .errors import (
 )
 from .spans import Span, parse_device, span_of
 
+_REACHES = {
+    lib.TE_REACH_HOST: "host",
+    lib.TE_REACH_DMABUF: "dma-buf",
+    lib.TE_REACH_PEER_MEMORY: "peer memory",
+    lib.TE_REACH_STAGED: "staged",
+}
+
 if TYPE_CHECKING:
     import numpy
     import numpy.typing
@@ -39,14 +46,26 @@ class Region:
 
     __slots__ = ("_closed", "_descriptor", "_handle", "_id", "_length", "_released", "_span")
 
-    def __init__(self, handle: EngineHandle, span: Span) -> None:
+    def __init__(self, handle: EngineHandle, span: Span, staging: bool = False) -> None:
         handle.ensure_open("register")
+        served = handle.device
+        if span.device_kind == lib.TE_DEVICE_CUDA and served is not None and span.device_index != served:
+            raise RegistrationError(
+                f"the memory is on cuda:{span.device_index}, this engine serves cuda:{served}",
+                operation="register",
+                hint=f"open an engine with device='cuda:{span.device_index}' for it, or one with device=None for all",
+            )
         out = ffi.new("te_handle *")
         error = thread_state.error
         address = ffi.cast("void *", span.pointer)
-        status = lib.te_region_register(
-            handle.pointer, address, span.length_bytes, span.device_kind, span.device_index, out, error
-        )
+        if staging and span.device_kind == lib.TE_DEVICE_CUDA:
+            status = lib.te_region_register_staged(
+                handle.pointer, address, span.length_bytes, span.device_index, out, error
+            )
+        else:
+            status = lib.te_region_register(
+                handle.pointer, address, span.length_bytes, span.device_kind, span.device_index, out, error
+            )
         if status != _native.OK:
             raise handle.failure("register", status, error)
         self._handle = handle
@@ -91,6 +110,21 @@ class Region:
         return device_text(self._span.device_kind, self._span.device_index)
 
     @property
+    def reach(self) -> str:
+        """How the NICs get at it.
+
+        "host"; GPU memory: "dma-buf", "peer memory" (by its address, with the driver module nvidia-peermem; slower to
+        register, and only where there is no dma-buf export), or "staged": not at all, it goes through pinned slots.
+        """
+        self._ensure_usable("reach")
+        out = ffi.new("te_region_info *")
+        error = thread_state.error
+        status = lib.te_region_info_get(self._handle.pointer, self._id, out, error)
+        if status != _native.OK:
+            raise self._handle.failure("reach", status, error)
+        return _REACHES[out.reach]
+
+    @property
     def read_only(self) -> bool:
         """True: the region can be a source, not a target."""
         return self._span.read_only
@@ -118,10 +152,10 @@ class Region:
         """
         span = span_of(view)
         offset = span.pointer - self._span.pointer
-        same_device = (span.device_kind, span.device_index) == (self._span.device_kind, self._span.device_index)
         if span.length_bytes == 0 and (span.pointer == 0 or not 0 <= offset <= self._length):
             offset = 0  # empty views have no meaningful address
-        if not same_device or not 0 <= offset <= offset + span.length_bytes <= self._length:
+        # Addresses of host and device memory never coincide (unified addressing), so they say where the view lies.
+        if not 0 <= offset <= offset + span.length_bytes <= self._length:
             raise RangeError(
                 f"the view of {span.length_bytes} bytes at {span.pointer:#x} is not inside {self!r}", operation="of"
             )
@@ -220,13 +254,35 @@ class RegionSlice:
         return f"{self.region!r}[{self.offset_bytes}:{self.offset_bytes + self.length_bytes}]"
 
 
+def _plain(nbytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as cause:
+        raise RegistrationError(
+            f"cannot map {nbytes} bytes: {cause}", operation="allocate", hint="allocate less, or free memory"
+        ) from None
+
+
+def _mapped(handle: EngineHandle, device: int, nbytes: int) -> Any:
+    """Pinned memory of the core, as a buffer: freed with the last view of it."""
+    handle.ensure_open("allocate")
+    out = ffi.new("void **")
+    error = thread_state.error
+    status = lib.te_mapped_allocate(device, nbytes, out, error)
+    if status != _native.OK:
+        raise handle.failure("allocate", status, error)
+    return ffi.buffer(ffi.gc(out[0], lib.te_mapped_free, nbytes), nbytes)
+
+
 class Buffer:
     """Page-aligned, zeroed memory with its registration. Made by `engine.allocate()`; a context manager.
 
     `buffer.region` is what takes part in transfers; `buffer[start:stop]` is short for `buffer.region[start:stop]`.
+    With a GPU as its device it is pinned host memory that the GPU reaches at the same address: `device_pointer`, or
+    anything that takes `__cuda_array_interface__`.
     """
 
-    __slots__ = ("_memory", "region")
+    __slots__ = ("_device", "_memory", "region")
 
     region: Region
 
@@ -237,17 +293,44 @@ class Buffer:
         if nbytes < 0:
             raise ArgumentError(f"nbytes must not be negative, got {nbytes}", operation="allocate")
         kind, index = parse_device(device)
-        if kind != lib.TE_DEVICE_HOST:
-            raise RegistrationError(
-                f"cannot allocate on {device_text(kind, index)}: only host memory is supported", operation="allocate"
-            )
-        try:
-            self._memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError, ValueError) as cause:
-            raise RegistrationError(
-                f"cannot map {nbytes} bytes: {cause}", operation="allocate", hint="allocate less, or free memory"
-            ) from None
+        self._device: int | None = None if kind == lib.TE_DEVICE_HOST else index
+        if self._device is None:
+            self._memory: Any = _plain(nbytes)
+        else:
+            self._memory = _mapped(handle, self._device, max(nbytes, 1))
         self.region = Region(handle, span_of(memoryview(self._memory)[:nbytes]))
+
+    @property
+    def device(self) -> str:
+        """Whose memory it is beside the host's: "cuda:<index>", else "cpu"."""
+        return "cpu" if self._device is None else device_text(lib.TE_DEVICE_CUDA, self._device)
+
+    @property
+    def device_pointer(self) -> int:
+        """The address at which kernels see it.
+
+        Raises:
+            ArgumentError: it was allocated without a GPU.
+        """
+        if self._device is None:
+            raise ArgumentError(
+                "memory of the host alone has no device pointer",
+                operation="device_pointer",
+                hint='engine.allocate(nbytes, device="cuda:0")',
+            )
+        return self.region._span.pointer
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self._device is None:
+            raise AttributeError("__cuda_array_interface__: allocated without a GPU")  # so that hasattr says no
+        return {
+            "shape": (len(self.region),),
+            "typestr": "|u1",
+            "data": (self.region._span.pointer if len(self.region) else 0, False),
+            "strides": None,
+            "version": 3,
+        }
 
     def as_numpy(self, dtype: numpy.typing.DTypeLike = "uint8", shape: Any = None) -> numpy.ndarray[Any, Any]:
         """The memory as an array that shares it: one-dimensional, or of `shape`.
@@ -269,16 +352,31 @@ class Buffer:
     def as_torch(self, dtype: Any = None, shape: Any = None) -> Any:
         """The memory as a torch tensor that shares it: one-dimensional uint8 unless told otherwise.
 
+        With a GPU as its device it is a tensor of that GPU, for kernels; `as_numpy` gives the host's view.
+
         Raises:
             ImportError: torch is not installed.
+            RegistrationError: memory of a GPU, and this torch cannot use it (built for the CPU only).
             ArgumentError: dtype or shape do not fit the number of bytes.
             ArgumentTypeError: no dtype or shape at all.
         """
         import torch
 
+        if self._device is not None and not torch.cuda.is_available():
+            built = torch.version.cuda or "the CPU only"
+            raise RegistrationError(
+                f"this torch (built for {built}) cannot use {self.device}",
+                operation="as_torch",
+                hint="install a torch with CUDA, or use as_numpy() and device_pointer",
+            )
         try:
             dtype = torch.uint8 if dtype is None else dtype
-            tensor = torch.frombuffer(self._view(), dtype=dtype) if len(self.region) else torch.empty(0, dtype=dtype)
+            if not len(self.region):
+                tensor = torch.empty(0, dtype=dtype, device=self.device)
+            elif self._device is None:
+                tensor = torch.frombuffer(self._view(), dtype=dtype)
+            else:
+                tensor = torch.as_tensor(self, device=self.device).view(dtype)
             return tensor if shape is None else tensor.reshape(shape)
         except (ValueError, RuntimeError) as cause:
             raise ArgumentError(f"{len(self.region)} bytes: {cause}", operation="as_torch") from None

@@ -244,6 +244,12 @@ class Settings:
     max_peers: int = _setting(1024, _integer(1, 1 << 16), "peers known at one time")
     max_regions: int = _setting(1 << 16, _integer(1, 1 << 20), "regions registered here, and as many of peers")
     max_counters: int = _setting(1 << 16, _integer(1, 1 << 20), "counters open here, and as many of peers")
+    staging_slots: int = _setting(
+        32, _integer(2, 4096), "pinned slots for each direction through which GPU memory is staged"
+    )
+    staging_slot_bytes: int = _setting(
+        256 << 10, _integer(4096, 64 << 20), "bytes: length of such a slot, and of a piece of a staged transfer"
+    )
     ports: _Converted[str | tuple[int, int] | None, tuple[int, int] | None] = _setting(  # noqa: RUF009
         None, _ports, "lowest and highest listening port ('LOW-HIGH'); None: any"
     )
@@ -372,7 +378,7 @@ def to_native(settings: Settings) -> tuple[Any, list[Any]]:
 _SAME_NAME = (
     "operations", "operations_per_peer", "nic_depth", "peer_depth", "peer_window_bytes", "nic_window_bytes",
     "immediate_window", "assembly_slots", "message_window", "max_message_bytes", "message_queue_bytes", "chunk_bytes",
-    "shard_bytes", "max_peers", "max_regions", "max_counters", "bursts",
+    "shard_bytes", "max_peers", "max_regions", "max_counters", "staging_slots", "staging_slot_bytes", "bursts",
 )  # fmt: skip
 _OF_RDMA = (
     "pkey_index", "path_mtu", "service_level", "traffic_class", "ack_timeout", "retry_count", "rnr_retry", "rnr_timer",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+from ._dlpack import export, is_contiguous
 from ._native import ffi, lib
 from .errors import ArgumentError, ArgumentTypeError, RegistrationError
 
@@ -117,14 +119,29 @@ def _of_ndarray(array: Any, owner: object) -> Span:
 
 def _of_cuda_array(memory: Any) -> Span:
     interface = memory.__cuda_array_interface__
-    if interface.get("strides") is not None:
-        raise _refusal("the device array is not contiguous", _CONTIGUOUS_HINT)
     pointer, read_only = interface["data"]
-    length = int(interface["typestr"][2:])
-    for extent in interface["shape"]:
-        length *= int(extent)
-    index = getattr(getattr(memory, "device", None), "id", 0)
+    item = int(interface["typestr"][2:])
+    shape = [int(extent) for extent in interface["shape"]]
+    length = item * prod(shape)
+    strides = interface.get("strides")
+    if strides is not None and length and not is_contiguous(shape, [int(stride) // item for stride in strides]):
+        raise _refusal(f"the device array of shape {tuple(shape)} is not contiguous", _CONTIGUOUS_HINT)
+    index = _cuda_index(memory, int(pointer or 0), length)
     return Span(int(pointer or 0), length, lib.TE_DEVICE_CUDA, int(index), read_only=bool(read_only), owner=memory)
+
+
+def _cuda_index(memory: Any, pointer: int, length: int) -> int:
+    """The number of the device: as the object says, else as the driver does."""
+    device = getattr(memory, "device", None)
+    for name in ("id", "index", "device_id"):
+        index = getattr(device, name, None)
+        if isinstance(index, int):
+            return index
+    if isinstance(device, int):
+        return device
+    out = ffi.new("int32_t *")
+    found = length and lib.te_pointer_device(pointer, out, ffi.new("te_error *")) == lib.TE_OK
+    return int(out[0]) if found else 0
 
 
 def _of_buffer(memory: Any) -> Span:
@@ -145,11 +162,21 @@ def _of_buffer(memory: Any) -> Span:
 
 
 def _of_dlpack(memory: Any) -> Span:
-    device, _ = memory.__dlpack_device__()
+    device, index = memory.__dlpack_device__()
     if device in _DLPACK_CUDA:
-        raise _refusal(
-            f"{type(memory).__name__} offers device memory through DLPack only",
-            "pass (pointer, nbytes, 'cuda:<index>'), or a tensor with __cuda_array_interface__",
+        try:
+            exported = export(memory)
+        except (BufferError, RuntimeError, TypeError, ValueError) as cause:
+            raise _refusal(f"DLPack export failed: {cause}", "pass (pointer, nbytes, 'cuda:<index>')") from None
+        if not exported.contiguous:
+            raise _refusal("the device array is not contiguous", _CONTIGUOUS_HINT)
+        return Span(
+            exported.pointer,
+            exported.length_bytes,
+            lib.TE_DEVICE_CUDA,
+            int(index),
+            read_only=False,
+            owner=(memory, exported.capsule),
         )
     if device != _DLPACK_CPU:
         raise _refusal(f"DLPack device type {int(device)} is neither host nor CUDA memory")

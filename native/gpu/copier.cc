@@ -138,7 +138,8 @@ void Copier::start(CopyJob* job) {
   if (code == result::kSuccess) code = cuda_.event_record(event, lane->stream);
   if (code != result::kSuccess) {
     if (event != nullptr) lane->idle.push_back(event);
-    static_cast<void>(cuda_.stream_synchronize(lane->stream));  // should the copy have begun, it does not outlive the job
+    static_cast<void>(
+        cuda_.stream_synchronize(lane->stream));  // should the copy have begun, it does not outlive the job
     return end(job, Status::kTransport, code);
   }
   lane->under_way.emplace_back(job, event);

@@ -52,10 +52,10 @@ Error look_at(const Cuda& cuda, uint64_t address, uint64_t length, int device, D
   for (bool first = true; first || at < end; first = false) {
     Attributes found;
     if (!attributes_of(cuda, at, &found) || found.memory_type == 0)
-      return refuse(address, length,
-                    first ? format("cuda:%d has no memory there: it was freed, or belongs to the host (then say 'cpu')",
-                                   device)
-                          : format("the allocation ends after %llu bytes", static_cast<ull>(at - address)));
+      return refuse(
+          address, length,
+          first ? format("cuda:%d has no memory there: it was freed, or belongs to the host (then say 'cpu')", device)
+                : format("the allocation ends after %llu bytes", static_cast<ull>(at - address)));
     if (found.managed != 0)
       return refuse(address, length,
                     "managed memory moves between host and device: use cudaMalloc, a plain tensor, or pinned memory");
@@ -120,6 +120,38 @@ Error flush_writes(const Cuda& cuda, int device) {
   const CuResult code = cuda.flush_writes(kFlushCurrentContext, kFlushToOwner);
   if (code == result::kSuccess) return {};
   return Error(Status::kTransport, format("cuFlushGPUDirectRDMAWrites: %s", cuda.describe(code).c_str()), code);
+}
+
+Error describe_device(int index, te_device_info* out) {
+  const Cuda* cuda = nullptr;
+  if (Error e = load_cuda(&cuda)) return e;
+  if (index < 0 || index >= cuda->devices)
+    return Error(Status::kConfig, format("there is no device cuda:%d: this process sees %d", index, cuda->devices));
+  *out = te_device_info{};
+  CuDevice device = 0;
+  CuResult code = cuda->device_get(&device, index);
+  if (code == result::kSuccess) code = cuda->device_name(out->name, sizeof out->name, device);
+  if (code == result::kSuccess) code = cuda->pci_bus_id(out->pci, sizeof out->pci, device);
+  if (code != result::kSuccess)
+    return Error(Status::kTransportUnavailable, format("cuda:%d: %s", index, cuda->describe(code).c_str()), code);
+  out->driver_version = cuda->version;
+  out->devices = cuda->devices;
+  out->compute_major = attribute(*cuda, index, device_attribute::kComputeMajor);
+  out->compute_minor = attribute(*cuda, index, device_attribute::kComputeMinor);
+  out->dmabuf = attribute(*cuda, index, device_attribute::kDmaBuf) != 0 && cuda->range_handle != nullptr;
+  const Ordering ordering = write_ordering(*cuda, index);
+  out->write_ordering = ordering == Ordering::kOrdered ? 2 : ordering == Ordering::kFlush ? 1 : 0;
+  return {};
+}
+
+Error device_of(uint64_t address, int32_t* index) {
+  const Cuda* cuda = nullptr;
+  if (Error e = load_cuda(&cuda)) return e;
+  Attributes found;
+  if (!attributes_of(*cuda, address, &found) || found.memory_type == 0 || found.ordinal < 0)
+    return Error(Status::kArgument, format("%#llx is no address of a GPU's memory", static_cast<ull>(address)));
+  *index = found.ordinal;
+  return {};
 }
 
 }  // namespace te::gpu

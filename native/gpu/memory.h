@@ -12,8 +12,9 @@ namespace te::gpu {
 // A range of one device's memory: the whole of it was allocated when it was looked at.
 struct DeviceRange {
   int device = 0;
-  bool host = false;       // pinned host memory, which transports reach as such
-  uint64_t buffer_id = 0;  // of the allocation at the range's start, 0 where the driver gives none; never used again in this process
+  bool host = false;  // pinned host memory, which transports reach as such
+  uint64_t buffer_id =
+      0;  // of the allocation at the range's start, 0 where the driver gives none; never used again in this process
 };
 
 // Looks at [address, address + length), which may cover several allocations that lie side by side (as torch's expandable segments do).
@@ -32,5 +33,9 @@ enum class Ordering { kOrdered, kFlush, kNeither };
 Ordering write_ordering(const Cuda& cuda, int device);
 // cuFlushGPUDirectRDMAWrites for the device's own memory; where Ordering is kFlush.
 Error flush_writes(const Cuda& cuda, int device);
+
+Error describe_device(int index, te_device_info* out);
+// kArgument: no GPU's memory.
+Error device_of(uint64_t address, int32_t* index);
 
 }  // namespace te::gpu
