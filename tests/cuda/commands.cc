@@ -13,6 +13,7 @@ namespace {
 
 // The allocation that has all of these bytes, of a device or managed; null: none.
 const Allocation* holder(Call& call, uint64_t at, size_t bytes) {
+  if (call.failed()) return nullptr;
   const Allocation* found = call.d.find(at);
   return found != nullptr && found->kind != Kind::kHost && found->holds(at, bytes) ? found : nullptr;
 }
@@ -36,7 +37,7 @@ extern "C" {
 int standin_cuda_configure(const char* text) {
   const Call call(Call::Needs::kNothing);
   Options wanted = call.d.initial;
-  if (text == nullptr || !parse_options(text, &wanted)) return EINVAL;
+  if (call.failed() || text == nullptr || !parse_options(text, &wanted)) return EINVAL;
   call.d.options = wanted;
   call.d.async_copies = 0;
   call.d.changed.notify_all();
@@ -61,7 +62,7 @@ int standin_cuda_write(uint64_t at, const void* from, size_t bytes) {
 
 void* standin_cuda_view(uint64_t at) {
   Call call(Call::Needs::kNothing);
-  const Allocation* found = call.d.find_pages(at);
+  const Allocation* found = call.failed() ? nullptr : call.d.find_pages(at);
   return found == nullptr ? nullptr : found->seen(at);
 }
 
@@ -76,6 +77,7 @@ uint64_t standin_cuda_allocate_managed(size_t bytes) {
 
 uint64_t standin_cuda_statistic(const char* name) {
   const Call call(Call::Needs::kNothing);
+  if (call.failed()) return UINT64_MAX;
   const Driver& d = call.d;
   const std::string_view wanted = name == nullptr ? "" : name;
   if (wanted == "allocations") return alive(d, false);
@@ -92,6 +94,7 @@ uint64_t standin_cuda_statistic(const char* name) {
 
 void standin_cuda_clear_errors(void) {
   const Call call(Call::Needs::kNothing);
+  if (call.failed()) return;
   for (auto& [handle, context] : call.d.contexts) context.error = result::kSuccess;
 }
 

@@ -45,11 +45,9 @@ CuResult name_of(CuResult code, const char** out, const char* Name::* member) {
 Driver& Driver::get() {
   static Driver* const driver = [] {
     auto* made = new Driver;
-    pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); },
-                   [] {
-                     get().forked = true;
-                     get().mutex.unlock();
-                   });
+    // The mutex is not held across forks: a caller's own would come after it there, and before it elsewhere. So a child that could find it
+    // locked must not ask for it.
+    pthread_atfork(nullptr, nullptr, [] { get().forked = get().initialised.load(); });
     return made;
   }();
   return *driver;
@@ -81,8 +79,13 @@ Context* Driver::find_context(CuContext handle) {
 }
 
 Call::Call(Needs needs) {
+  if (d.forked) {
+    status = result::kNotInitialized;
+    return;
+  }
+  lock.lock();
   if (needs == Needs::kNothing) return;
-  if (!d.initialised || d.forked) {
+  if (!d.initialised) {
     status = result::kNotInitialized;
     return;
   }
@@ -99,7 +102,7 @@ extern "C" {
 
 CuResult cuInit(unsigned flags) {
   Call call(Call::Needs::kNothing);
-  if (call.d.forked) return result::kNotInitialized;
+  if (call.failed()) return call.status;
   if (flags != 0) return result::kInvalidValue;
   if (call.d.options.init != 0) return static_cast<CuResult>(call.d.options.init);
   if (call.d.options.devices == 0) return result::kNoDevice;
@@ -109,6 +112,7 @@ CuResult cuInit(unsigned flags) {
 
 CuResult cuDriverGetVersion(int* version) {
   const Call call(Call::Needs::kNothing);
+  if (call.failed()) return call.status;
   if (version == nullptr) return result::kInvalidValue;
   *version = static_cast<int>(call.d.options.version);
   return result::kSuccess;

@@ -107,7 +107,7 @@ struct Driver {
   Driver();
 };
 
-// What a function of the driver begins with: the mutex, held, and what the calling thread has current. The status says why the call must
+// What a function begins with: the mutex, held unless this is a child after a fork, and what the calling thread has current. The status says why the call must
 // fail; the context is there also where an error stuck to it.
 struct Call {
   enum class Needs { kNothing, kDriver, kContext };
@@ -115,7 +115,7 @@ struct Call {
   bool failed() const { return status != result::kSuccess; }
 
   Driver& d = Driver::get();
-  std::unique_lock<std::mutex> lock{d.mutex};
+  std::unique_lock<std::mutex> lock{d.mutex, std::defer_lock};
   CuResult status = result::kSuccess;
   Context* context = nullptr;
 };

@@ -16,7 +16,7 @@
 // The first two and a handle of the wrong kind are also counted as *violations* and told on stderr.
 //
 // An error 700 sticks to its context: every call that needs the context fails with it, no event becomes ready and no stream does
-// anything more. Freeing and destroying still work (and return it). After a fork nothing works in the child (3).
+// anything more. Freeing and destroying still work (and return it). After cuInit, nothing works in a child (3).
 //
 // TE_STANDIN_CUDA, read when the library is loaded: options, "key=value,key=value" (defaults in tests/cuda/options.h):
 //   devices          how many; with 0, cuInit fails with 100

@@ -7,7 +7,7 @@
 //
 // Told on stderr and counted as *violations*: a handle that is not, or of another gdr_t (EINVAL), mapping twice (EAGAIN), unmapping
 // what is not mapped, elsewhere or at another length (EINVAL), unpinning what is mapped and closing with what is pinned: both do as
-// they were told, as the library does.
+// they were told, as the library does. A child must not use what was loaded before the fork.
 //
 // TE_STANDIN_GDRAPI, read when the library is loaded: options, "key=value,key=value":
 //   version  MAJOR.MINOR (2.5)
