@@ -8,7 +8,7 @@
 
 #include <string>
 
-// Transports cx7 and efa run over the stand-ins for their libraries, which are built beside this program.
+// Transports cx7 and efa and what is for GPUs run over the stand-ins for their libraries, which are built beside this program.
 static void use_standins() {
   char self[PATH_MAX] = "";
   static_cast<void>(!readlink("/proc/self/exe", self, sizeof self - 1));
@@ -23,6 +23,9 @@ static void use_standins() {
     setenv("TE_LIBFABRIC", (folder + "libstandin_fabric.so").c_str(), 1);
     setenv("TE_STANDIN_FABRIC", "devices=16", 1);
   }
+  setenv("TE_LIBCUDA", (folder + "libstandin_cuda.so").c_str(), 1);
+  setenv("TE_LIBGDRAPI", (folder + "libstandin_gdrapi.so").c_str(), 1);
+  setenv("TE_STANDIN_CUDA", "devices=2", 1);
 }
 
 int main(int count, char** arguments) {

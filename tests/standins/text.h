@@ -23,17 +23,9 @@ bool parse_value(std::string_view text, Value* value) {
   return code == std::errc() && end == text.data() + text.size();
 }
 
-// false: an unknown key or a malformed value; what stands before it is set.
-template <typename Options, size_t numbers, size_t probabilities>
-bool parse_pairs(std::string_view text, Options* options, const Key<Options, uint64_t> (&number_keys)[numbers],
-                 const Key<Options, double> (&probability_keys)[probabilities]) {
-  const auto set = [&](std::string_view key, std::string_view value) {
-    for (const auto& each : number_keys)
-      if (each.name == key) return parse_value(value, &(options->*each.member));
-    for (const auto& each : probability_keys)
-      if (each.name == key) return parse_value(value, &(options->*each.member));
-    return false;
-  };
+// Hands every key and its value to set(key, value), up to the first that it does not take: then the answer is false.
+template <typename Set>
+bool each_pair(std::string_view text, const Set& set) {
   while (!text.empty()) {
     const size_t comma = text.find(',');
     const std::string_view pair = text.substr(0, comma);
@@ -42,6 +34,19 @@ bool parse_pairs(std::string_view text, Options* options, const Key<Options, uin
     if (equals == std::string_view::npos || !set(pair.substr(0, equals), pair.substr(equals + 1))) return false;
   }
   return true;
+}
+
+// false: an unknown key or a malformed value; what stands before it is set.
+template <typename Options, size_t numbers, size_t probabilities>
+bool parse_pairs(std::string_view text, Options* options, const Key<Options, uint64_t> (&number_keys)[numbers],
+                 const Key<Options, double> (&probability_keys)[probabilities]) {
+  return each_pair(text, [&](std::string_view key, std::string_view value) {
+    for (const auto& each : number_keys)
+      if (each.name == key) return parse_value(value, &(options->*each.member));
+    for (const auto& each : probability_keys)
+      if (each.name == key) return parse_value(value, &(options->*each.member));
+    return false;
+  });
 }
 
 using Words = std::vector<std::string_view>;

@@ -134,8 +134,11 @@ ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, uint64_t offset, size_t length, uint64
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   if (offset % page != iova % page) return refused(EINVAL);
   const size_t whole = length + offset % page;
-  void* mapping =
-      mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, static_cast<off_t>(offset / page * page));
+  // A dma-buf begins where its range does. A file that stands for one tells it by its position.
+  const off_t begin = lseek(descriptor, 0, SEEK_CUR);
+  if (begin < 0) return refused(EBADF);
+  void* mapping = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
+                       begin + static_cast<off_t>(offset / page * page));
   if (mapping == MAP_FAILED) return refused(EBADF);
   ibv_mr* made = register_memory("ibv_reg_dmabuf_mr", domain, static_cast<char*>(mapping) + offset % page, length, iova,
                                  static_cast<unsigned>(access));
