@@ -172,6 +172,7 @@ void Nic::describe_capabilities() {
   c.ordered_writes = c.ordered_sends = c.completion_orders = true;
   c.delivery_complete = false;
   c.keys_enforced = true;
+  c.device_memory = true;  // whether this device takes a dma-buf, or the address, is what registration finds out
   c.reads = true;
   c.connected_paths = true;
   c.immediate_consumes_receive = true;

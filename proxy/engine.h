@@ -143,7 +143,8 @@ class Engine {
   void drop_claims(Operation* operation);
   Error copy_indices(const te_page_args& args, Operation* out, uint64_t source_length, uint64_t target_length);
   MemorySpan provider_span(const MemorySpan& span);
-  Error add_region(const MemorySpan& span, uint64_t buffer_id, OwnedDescriptor dmabuf, const MemoryKey* keys,
+  Error register_everywhere(const MemorySpan& span, MemoryKey* keys);
+  Error add_region(const MemorySpan& span, const gpu::DeviceRange& range, OwnedDescriptor dmabuf, const MemoryKey* keys,
                    Reach reach, te_handle* handle);
   // GPU memory: see engine_staging.cc.
   Error reach_device(MemorySpan* span, gpu::DeviceRange* range, OwnedDescriptor* dmabuf, Reach* reach);
@@ -255,6 +256,7 @@ class Engine {
 
   std::mutex staging_mutex_;                // making it
   std::atomic<Staging*> staging_{nullptr};  // owned; constant once there
+  std::atomic<const gpu::Cuda*> flusher_{nullptr};
   std::atomic<uint64_t> flush_devices_{0};  // mask of devices for which completions do not order what NICs wrote
 
   Inbox inbox_;

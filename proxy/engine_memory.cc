@@ -51,26 +51,43 @@ Error Engine::register_region(MemorySpan span, te_handle* handle) {
   const std::shared_lock provider_lock(provider_mutex_);
   if (provider_ == nullptr) return Error(Status::kClosed, kClosedEngine);
   MemoryKey keys[TE_MAX_NICS];
+  Error refused = register_everywhere(span, keys);
+  if (refused && reach == Reach::kDmabuf && range.cuda != nullptr && refused.provider_status() == EOPNOTSUPP) {
+    span.dmabuf_fd = -1;  // the NIC's driver knows no dma-buf; perhaps it knows the GPU's
+    dmabuf = OwnedDescriptor();
+    reach = Reach::kPeerMemory;
+    if (register_everywhere(span, keys).ok()) refused = Error();
+  }
+  if (refused && reach != Reach::kHost)
+    return Error(refused.status(), refused.message() + ": without that, register it with staging=True",
+                 refused.provider_status(), refused.nic());
+  if (refused) return refused;
+  Error error = add_region(span, range, std::move(dmabuf), keys, reach, handle);
+  for (uint32_t i = 0; error && i < nic_count_; ++i) static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
+  return error;
+}
+
+// With all NICs, or none.
+Error Engine::register_everywhere(const MemorySpan& span, MemoryKey* keys) {
   for (uint32_t i = 0; i < nic_count_; ++i) {
     Error e = provider_->register_memory(i, provider_span(span), &keys[i]);
     if (!e) continue;
     for (uint32_t k = 0; k < i; ++k) static_cast<void>(provider_->deregister_memory(k, keys[k]).ok());
     return e;
   }
-  Error error = add_region(span, range.buffer_id, std::move(dmabuf), keys, reach, handle);
-  for (uint32_t i = 0; error && i < nic_count_; ++i) static_cast<void>(provider_->deregister_memory(i, keys[i]).ok());
-  return error;
+  return {};
 }
 
 // `keys` null: the NICs do not know it.
-Error Engine::add_region(const MemorySpan& span, uint64_t buffer_id, OwnedDescriptor dmabuf, const MemoryKey* keys,
-                         Reach reach, te_handle* handle) {
+Error Engine::add_region(const MemorySpan& span, const gpu::DeviceRange& range, OwnedDescriptor dmabuf,
+                         const MemoryKey* keys, Reach reach, te_handle* handle) {
   Region* region = regions_.add([&](Region& r) {
     r.serial = next_serial_.fetch_add(1, std::memory_order_relaxed);
     r.span = span;
     r.dmabuf = std::move(dmabuf);
     r.reach = reach;
-    r.buffer_id = buffer_id;
+    r.buffer_id = range.buffer_id;
+    r.cuda = range.cuda;
     for (uint32_t i = 0; i < TE_MAX_NICS; ++i) r.keys[i] = keys == nullptr ? MemoryKey{} : keys[i];
     r.holders.clear();
     r.waiting_holders.clear();

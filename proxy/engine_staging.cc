@@ -21,6 +21,7 @@ Error no_such_way(const std::string& transport, int device) {
 Error Engine::reach_device(MemorySpan* span, gpu::DeviceRange* range, OwnedDescriptor* dmabuf, Reach* reach) {
   const gpu::Cuda* cuda = nullptr;
   if (Error e = gpu::load_cuda(&cuda)) return Error(Status::kRegistration, e.message());
+  range->cuda = cuda;
   const auto address = reinterpret_cast<uint64_t>(span->address);
   if (Error e = gpu::look_at(*cuda, address, span->length, span->device_index, range)) return e;
   if (range->host) {
@@ -33,6 +34,7 @@ Error Engine::reach_device(MemorySpan* span, gpu::DeviceRange* range, OwnedDescr
     case gpu::Ordering::kOrdered:
       break;
     case gpu::Ordering::kFlush:
+      flusher_.store(cuda, std::memory_order_seq_cst);
       flush_devices_.fetch_or(uint64_t{1} << (span->device_index & 63), std::memory_order_seq_cst);
       break;
     case gpu::Ordering::kNeither:
@@ -56,6 +58,7 @@ Error Engine::register_staged(const MemorySpan& span, te_handle* handle) {
   const gpu::Cuda* cuda = nullptr;
   if (Error e = gpu::load_cuda(&cuda)) return Error(Status::kRegistration, e.message());
   gpu::DeviceRange range;
+  range.cuda = cuda;
   if (span.length > 0)
     if (Error e = gpu::look_at(*cuda, reinterpret_cast<uint64_t>(span.address), span.length, span.device_index, &range))
       return e;
@@ -67,7 +70,7 @@ Error Engine::register_staged(const MemorySpan& span, te_handle* handle) {
   const std::shared_lock provider_lock(provider_mutex_);
   if (provider_ == nullptr) return Error(Status::kClosed, kClosedEngine);
   if (Error e = open_staging(*cuda, span.device_index)) return e;
-  return add_region(span, range.buffer_id, OwnedDescriptor(), nullptr, Reach::kStaged, handle);
+  return add_region(span, range, OwnedDescriptor(), nullptr, Reach::kStaged, handle);
 }
 
 // The caller holds provider_mutex_.
@@ -118,9 +121,7 @@ void Engine::close_staging(Staging& staging) {
 
 // GPU memory that was freed since it was registered may be anybody's by now.
 Error Engine::check_device_memory(const Region& region) {
-  const gpu::Cuda* cuda = nullptr;
-  if (gpu::load_cuda(&cuda)) return {};
-  if (!gpu::was_freed(*cuda, reinterpret_cast<uint64_t>(region.span.address), region.buffer_id)) return {};
+  if (!gpu::was_freed(*region.cuda, reinterpret_cast<uint64_t>(region.span.address), region.buffer_id)) return {};
   return Error(Status::kRegistration,
                format("the memory of cuda:%d at %p was freed after it was registered: keep it until the region is "
                       "closed, or close the region first",

@@ -17,6 +17,9 @@ namespace te {
 
 struct Peer;
 struct Operation;
+namespace gpu {
+struct Cuda;
+}
 
 // Handle -> object. A handle is an index (20 bits) and a reuse count (44 bits: it never comes round). Objects are never freed while the engine lives, only
 // recycled under a new handle, so a thread that holds a stale handle finds either nothing or an object whose handle differs from
@@ -138,7 +141,8 @@ struct Region : TableEntry {
   OwnedDescriptor dmabuf;       // the one in `span`: new keys may be needed after the caller has closed its own
   MemoryKey keys[TE_MAX_NICS];  // changed by the worker only (new keys), under `mutex`; none where staged
   Reach reach = Reach::kHost;
-  uint64_t buffer_id = 0;  // of GPU memory: what must still be there when it is used
+  uint64_t buffer_id = 0;  // of GPU memory: what must still be there when it is used; 0: not known
+  const gpu::Cuda* cuda = nullptr;
   std::atomic<bool> open{true};
   std::atomic<uint32_t> users{0};
   std::mutex mutex;        // keys against describe

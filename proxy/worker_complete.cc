@@ -24,8 +24,7 @@ uint32_t Worker::poll_nic(uint32_t nic) {
 void Worker::flush_devices(std::span<const Completion> completions) {
   const auto counts = [](const Completion& c) { return c.kind == CompletionKind::kImmediate; };
   if (std::none_of(completions.begin(), completions.end(), counts)) return;
-  const gpu::Cuda* cuda = nullptr;
-  if (gpu::load_cuda(&cuda)) return;
+  const gpu::Cuda* cuda = engine_.flusher_.load(std::memory_order_acquire);
   uint64_t devices = engine_.flush_devices_.load(std::memory_order_relaxed);
   for (; devices != 0; devices &= devices - 1)
     if (gpu::flush_writes(*cuda, std::countr_zero(devices))) bump(failed_flushes_);

@@ -60,7 +60,7 @@ Error look_at(const Cuda& cuda, uint64_t address, uint64_t length, int device, D
       return refuse(address, length,
                     "managed memory moves between host and device: use cudaMalloc, a plain tensor, or pinned memory");
     const bool host = found.memory_type == memory_type::kHost;
-    if (first) *out = {device, host, found.buffer_id};
+    if (first) *out = {&cuda, device, host, found.buffer_id};
     if (host != out->host) return refuse(address, length, "it is partly host and partly device memory");
     if (host) return {};  // registered as host memory, where the transport looks at all of it
     if (found.ordinal != device)

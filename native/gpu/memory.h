@@ -11,6 +11,7 @@ namespace te::gpu {
 
 // A range of one device's memory: the whole of it was allocated when it was looked at.
 struct DeviceRange {
+  const Cuda* cuda = nullptr;
   int device = 0;
   bool host = false;  // pinned host memory, which transports reach as such
   uint64_t buffer_id =
