@@ -1,0 +1,1 @@
+"""Memory that the GPUs of an NVLink domain reach directly. Nothing here yet."""
