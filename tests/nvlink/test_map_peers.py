@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import RankFailed, World
+from .players import RankFailed, World
 
 pytestmark = pytest.mark.multiprocess
 Worlds = Callable[[int], World]
