@@ -1,4 +1,4 @@
-"""What runs on a GPU leaves a record in docs/results: what ran, where, on which commit. The tests of records read it."""
+"""What runs on a GPU leaves a record in docs/results: what ran, where, on which commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from transfer_engine import _cuda
+from transfer_engine import _cuda, kernels
 
 TESTS, BENCH = "gpu-tests.json", "gpu-bench.json"
 
@@ -62,7 +62,7 @@ def header(root: Path, device: int = 0) -> dict[str, Any]:
         "driver": driver_version(),
         "cuda": f"{version // 1000}.{version % 1000 // 10}",
         "nvrtc": ".".join(map(str, nvrtc)),
-        "kernels_sha256": kernels_digest(root / "transfer_engine" / "kernels"),
+        "kernels_sha256": kernels_digest(kernels.include_dir()),
     }
 
 

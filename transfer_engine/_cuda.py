@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._native import lib
-from .errors import ArgumentError, ArgumentTypeError, TransferEngineError, TransportUnavailable
+from .errors import ArgumentError, ArgumentTypeError, TransferEngineError, TransportError, TransportUnavailable
 from .spans import parse_device
 
 INSTALL = "pip install 'transfer_engine[cuda]'"
@@ -17,14 +17,10 @@ _loaded: list[Any] = []
 _contexts: dict[int, Any] = {}
 
 
-class CudaError(Exception):
-    """A call of the driver failed. Made into a typed error by whoever knows what it means."""
+class CudaError(TransportError):
+    """A call of the driver failed; `status` names the error. Made into another by whoever knows what it means."""
 
-    def __init__(self, call: str, name: str, number: int) -> None:
-        super().__init__(f"{call} failed with {name}")
-        self.call = call
-        self.name = name
-        self.number = number
+    default_hint = "an earlier kernel that failed shows in later calls, too"
 
 
 def missing(what: str, cause: object, operation: str) -> TransportUnavailable:
@@ -48,7 +44,7 @@ def driver(operation: str) -> Any:
         check(module, "cuInit", 0)
     except (CudaError, RuntimeError) as cause:  # RuntimeError: libcuda.so.1 was not found
         raise TransportUnavailable(
-            f"no usable CUDA driver: {cause}",
+            f"no usable CUDA driver: {getattr(cause, 'message', cause)}",
             operation=operation,
             hint="install NVIDIA's driver, and give the container access to the GPU",
         ) from None
@@ -64,7 +60,8 @@ def check(module: Any, call: str, *arguments: Any) -> Any:
     """
     status, *values = getattr(module, call)(*arguments)
     if int(status) != 0:
-        raise CudaError(call, getattr(status, "name", str(status)), int(status))
+        name = str(getattr(status, "name", status))
+        raise CudaError(f"{call} failed with {name}", operation=call, status=name)
     return values[0] if len(values) == 1 else tuple(values) if values else None
 
 
@@ -131,4 +128,4 @@ def failures(error: type[TransferEngineError], message: str, operation: str, hin
     try:
         yield
     except CudaError as cause:
-        raise error(f"{message}: {cause}", operation=operation, status=cause.name, hint=hint) from None
+        raise error(f"{message}: {cause.message}", operation=operation, status=cause.status, hint=hint) from None

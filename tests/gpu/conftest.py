@@ -1,4 +1,4 @@
-"""Tests that need a GPU: skipped, with the reason, where there is none. `--gpu-record` writes what ran to docs/results."""
+"""Tests that need a GPU: skipped, with the reason, where there is none. `--gpu-record` writes what ran."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transfer_engine.tools import gpu_record
 
 import transfer_engine as te
-from transfer_engine.tools import gpu_record
 
 from ..nvlink.players import World, worlds
 from .support import Gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from typing import Any
@@ -59,9 +60,9 @@ class Rank:
         with _cuda.current(self.driver, self.device, "test"):
             _cuda.check(self.driver, "cuMemsetD8", self.wrong, 0, 8)
             launch(self.copy["te_verify"], None, GRID, BLOCK, memory.pointer, memory.nbytes, seed, 0, int(self.wrong))
-            result = bytearray(8)
-            _cuda.check(self.driver, "cuMemcpyDtoH", result, self.wrong, 8)
-        return int.from_bytes(result, "little")
+            result = ctypes.c_uint64()
+            _cuda.check(self.driver, "cuMemcpyDtoH", ctypes.addressof(result), self.wrong, 8)
+        return result.value
 
     def fill_by_torch(self, rank: int, value: int) -> list[Any]:
         import torch
@@ -95,7 +96,7 @@ def main() -> None:
         name, *arguments = json.loads(line)
         try:
             answer: list[Any] = ["ok", getattr(rank, name)(*arguments)]
-        except (te.TransferEngineError, _cuda.CudaError) as error:
+        except te.TransferEngineError as error:
             answer = ["error", type(error).__name__, str(error)]
         print(json.dumps(answer), flush=True)
 

@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 
 import transfer_engine as te
+from transfer_engine import _cuda
 from transfer_engine.kernels import launch, loading, patterns
 
 from .support import Gpu, sync
 
 pytestmark = pytest.mark.gpu
 GRID, BLOCK = 64, 256
+
+
+def gpu_attribute(device: int, part: str) -> int:
+    return _cuda.attribute(_cuda.driver("test"), device, f"COMPUTE_CAPABILITY_{part}", "test")
+
+
 GUARD = 64
 SIZES = [1, 7, 8, 15, 16, 17, 4095, 4096, 65537, (1 << 20) + 3]
 
@@ -31,13 +38,15 @@ def test_a_second_process_would_find_it_in_the_cache(
 ) -> None:
     monkeypatch.setenv("TE_KERNEL_CACHE", str(tmp_path))
     source = (te.kernels.include_dir() / "waits.cu").read_text()
-    first = loading.cubin("waits", source, "sm_90")
+    capability = [gpu_attribute(device, part) for part in ("MAJOR", "MINOR")]
+    architecture = "sm_{}{}".format(*capability)
+    first = loading.cubin("waits", source, architecture)
 
     def compiled(*_: Any) -> bytes:
         raise AssertionError("compiled although it is in the cache")
 
     monkeypatch.setattr(loading, "_compiled", compiled)
-    assert loading.cubin("waits", source, "sm_90") == first
+    assert loading.cubin("waits", source, architecture) == first
     assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(loading, "_modules", {})
     assert te.kernels.load("waits", device)["te_raise"].device == device

@@ -133,16 +133,16 @@ def test_a_captured_wait_takes_the_next_epoch_at_each_replay(flag: Flag, gpu: Gp
         flag.wait_in(stream)
         flag.reply_in(stream)
 
-    rounds = 1000
+    one_by_one, rounds = 100, 1100  # few enough for the stream's queue to hold what waits
     graph = gpu.graph(stream, round_)
-    for _ in range(rounds // 2):
+    for _ in range(one_by_one):
         gpu.call("cuGraphLaunch", graph, stream)
-    for epoch in range(1, rounds // 2 + 1):
+    for epoch in range(1, one_by_one + 1):
         assert flag.replies() == epoch - 1
         flag.set(epoch)
         until(lambda epoch=epoch: flag.replies() >= epoch)
     flag.set(rounds)
-    for _ in range(rounds // 2):
+    for _ in range(rounds - one_by_one):
         gpu.call("cuGraphLaunch", graph, stream)
     gpu.wait(stream)
     assert (flag.replies(), flag.taken(), flag.missed()) == (rounds, rounds, 0)
@@ -181,13 +181,13 @@ def test_with_the_abort_word_set_what_has_come_counts_and_what_has_not_is_missed
 
 
 def test_a_time_out_sets_the_abort_word_and_leaves(flag: Flag, gpu: Gpu, stream: int) -> None:
-    flag.wait_in(stream, timeout_ns=50_000_000)
+    flag.wait_in(stream, timeout_ns=300_000_000)
     flag.reply_in(stream)
     begin = time.monotonic()
     time.sleep(0.01)
     assert flag.replies() == 0
     gpu.wait(stream)
-    assert 0.02 < time.monotonic() - begin < SOON_S
+    assert 0.1 < time.monotonic() - begin < SOON_S
     assert (flag.reason(), flag.missed(), flag.replies()) == (DEADLINE, 1, 1)
 
 
@@ -225,7 +225,8 @@ class Spinning:
         sync(gpu)
         launch(
             te.kernels.load("spin_check", gpu.index)["te_spin_check"], stream, 1, 256,
-            flag.epoch, flag.control, self.payload.pointer(), words, 77, base, rounds, 0, flag.reply, self.found.pointer,
+            flag.epoch, flag.control, self.payload.pointer(), words, 77, base, rounds, 0, flag.reply,
+            self.found.pointer,
         )  # fmt: skip
 
     def results(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""A rank in a process of its own: `rank.py STORE RANK WORLD_SIZE` takes commands line by line and answers each with a line."""
+"""A rank in a process of its own: `rank.py STORE RANK WORLD_SIZE` answers each line, a command, with a line."""
 
 from __future__ import annotations
 

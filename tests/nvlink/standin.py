@@ -1,4 +1,4 @@
-"""Memory of the host in place of a device's: memfd for what is allocated, mmap for what is mapped. The descriptors are real."""
+"""Memory of the host in place of a device's: memfd for what is allocated, mmap for what is mapped."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Kernels as far as they go without a GPU: finding, compiling and caching them, and what launch() takes as arguments."""
+"""Kernels as far as they go without a GPU: finding, compiling and caching them, and what launch() takes."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import sys
 from pathlib import Path
@@ -135,7 +134,7 @@ def test_an_entry_that_could_not_be_renamed_leaves_nothing_behind(
     monkeypatch.setenv("TE_KERNEL_CACHE", str(tmp_path))
     (tmp_path / "name").mkdir()
     cache.write("name", b"body")
-    assert os.listdir(tmp_path) == ["name"]
+    assert [path.name for path in tmp_path.iterdir()] == ["name"]
     assert cache.read("name") is None
 
 

@@ -1,7 +1,7 @@
 """Kernels in CUDA C++: the sources in this folder, compiled for the device at hand and kept on disk.
 
 `load()` gives a module of ours ("waits", "copy", "spin_check", "pingpong"), `compile()` one of the caller's, which may
-`#include "transfer_engine.cuh"`; `launch()` puts a kernel into any stream, also while it is captured. Nothing of CUDA is
+include transfer_engine.cuh; `launch()` puts a kernel into any stream, also while it is captured. Nothing of CUDA is
 imported before the first of these calls.
 """
 

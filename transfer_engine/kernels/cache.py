@@ -1,8 +1,8 @@
 """Compiled kernels on disk. Nothing here can fail: what cannot be read is compiled, what cannot be written is not kept.
 
 An entry is a file named by the digest of all that decides what is in it: `_MAGIC`, the SHA-256 of the rest, the rest.
-Writers make a file of their own and rename it, so readers see whole entries, and the last of several writers wins with the
-same content.
+Writers make a file of their own and rename it, so readers see whole entries, and the last of several writers wins with
+the same content.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def launch(kernel: Kernel, stream: Any, grid: int | tuple[int, ...], block: int 
         stream: see `stream_handle`.
         grid: blocks, in up to three dimensions.
         block: threads of a block, likewise.
-        args: ints take 8 bytes (pointers, 64-bit integers), floats are doubles; ctypes values and numpy scalars are taken
+        args: ints take 8 bytes (pointers, 64-bit integers), floats are doubles; ctypes values and numpy scalars are
+        taken
             as they are; of device arrays and tensors the kernel gets the address.
 
     Raises:

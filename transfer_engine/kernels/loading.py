@@ -1,4 +1,4 @@
-"""From source text to kernels that can be launched: compiled through cuda.core (NVRTC) to a cubin, or taken from the cache."""
+"""From source text to kernels that can be launched: compiled through cuda.core (NVRTC), or from the cache."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def source_names() -> list[str]:
 def load(name: str, device: Any) -> Module:
     """The kernels of one of our sources, loaded on the device: nothing is left to be loaded at the first launch.
 
-    (Loading waits for running kernels, so a kernel that is first loaded while another one waits for it would never start.)
+    (Loading waits for running kernels, so a kernel that is first loaded while another one waits for it would never
+    start.)
 
     Args:
         name: "waits", "copy", "spin_check" or "pingpong".

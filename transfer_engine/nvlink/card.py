@@ -1,4 +1,4 @@
-"""What the ranks tell each other about their buffers, and by which way each comes to the others'. Pure, but for `here()`."""
+"""What ranks tell each other about their buffers, and how each comes to the others'. Pure, but for `here()`."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def ways(cards: Sequence[Card], rank: int) -> dict[int, str]:
             apart.append(other)
     if apart:
         raise ConfigError(
-            f"{_ranks(apart, cards)} on other hosts than rank {rank} ({mine.host.name}), and not all have fabric handles",
+            f"{_ranks(apart, cards)} on other hosts than rank {rank} ({mine.host.name}), without fabric handles",
             operation="map_peers",
-            hint="map the ranks of one host only (a rendezvous for each), or set up IMEX; buffer.fabric_refusal says why",
+            hint="map the ranks of one host only, or set up IMEX: buffer.fabric_refusal says what is missing",
         )
     if walled:
         raise ConfigError(
-            f"{_ranks(walled, cards)} on the host of rank {rank}, but in another network namespace: no socket leads there",
+            f"{_ranks(walled, cards)} on the host of rank {rank}, but in another network namespace",
             operation="map_peers",
             hint="start the ranks of a host in one container, or their containers with one network namespace",
         )

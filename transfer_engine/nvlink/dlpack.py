@@ -1,7 +1,7 @@
 """Memory as a DLPack capsule: one dimension of bytes, on the device that we say.
 
-(By __cuda_array_interface__ a consumer asks the driver for the device. Of a peer's memory that is the peer's device, from where
-the mapping cannot be reached, and torch would copy it there.)
+(By __cuda_array_interface__ a consumer asks the driver for the device. Of a peer's memory that is the peer's device,
+from where the mapping cannot be reached, and torch would copy it there.)
 """
 
 from __future__ import annotations

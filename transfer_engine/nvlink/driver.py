@@ -1,6 +1,7 @@
 """The calls of CUDA's driver by which memory is made, shared and mapped (its virtual memory management).
 
-Whatever else there is to say about mapping peers is above this: `Driver` is the line at which tests put memory of the host.
+Whatever else there is to say about mapping peers is above this: `Driver` is the line at which tests put memory of the
+host.
 """
 
 from __future__ import annotations
@@ -128,11 +129,9 @@ class CudaDriver:
                     handle, length = self._created(nbytes, device, rdma=rdma, fabric=True)
                 return Physical(handle, length, fabric=True, fabric_refusal=None)
             except _cuda.CudaError as cause:
-                if cause.name == "CUDA_ERROR_OUT_OF_MEMORY":
+                if cause.status == "CUDA_ERROR_OUT_OF_MEMORY":
                     raise self._no_memory(nbytes, device, cause) from None
-                refusal = (
-                    f"{cause} (fabric handles need IMEX: nvidia-imex, and a channel in /dev/nvidia-caps-imex-channels)"
-                )
+                refusal = f"{cause.message}: fabric handles need IMEX, with a channel in /dev/nvidia-caps-imex-channels"
         try:
             with _cuda.current(self._driver, device, "nvlink"):
                 handle, length = self._created(nbytes, device, rdma=rdma, fabric=False)
@@ -143,9 +142,9 @@ class CudaDriver:
     @staticmethod
     def _no_memory(nbytes: int, device: int, cause: _cuda.CudaError) -> RegistrationError:
         return RegistrationError(
-            f"cannot allocate {nbytes} bytes on cuda:{device}: {cause}",
+            f"cannot allocate {nbytes} bytes on cuda:{device}: {cause.message}",
             operation="allocate",
-            status=cause.name,
+            status=cause.status,
             hint="allocate less, or free memory of the device (torch keeps what it freed: torch.cuda.empty_cache())",
         )
 

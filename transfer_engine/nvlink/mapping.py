@@ -1,12 +1,13 @@
 """map_peers: every rank maps what every other rank allocated.
 
-1. Each rank tells the others about its buffer (a Card), or that it has none to offer, so that nobody waits for it in vain.
-2. Each rank fetches and maps the memory of each other one: by a file descriptor on the same host, else by a fabric handle.
-3. Each rank tells how that went. Only when all is well everywhere anybody returns with a mapping; who fails lets go of what it
+1. Each rank tells the others about its buffer (a Card), or that it has none to offer, so that nobody waits for it in
+vain. 2. Each rank fetches and maps the memory of each other one: by a file descriptor on the same host, else by a
+fabric handle. 3. Each rank tells how that went. Only when all is well everywhere anybody returns with a mapping; who
+fails lets go of what it
    has mapped, and what it exported.
 
-A descriptor keeps the physical memory alive, whoever exported it. So once mapped, nothing that a peer does (close its buffer,
-end, be killed) takes memory away from under this process.
+A descriptor keeps the physical memory alive, whoever exported it. So once mapped, nothing that a peer does (close its
+buffer, end, be killed) takes memory away from under this process.
 """
 
 from __future__ import annotations
@@ -168,10 +169,10 @@ def _ensure_shareable(buffer: Any) -> None:
 
 
 def _told(rendezvous: Rendezvous, card: Card, deadline: float) -> list[Card]:
-    """Everybody's cards. (After a time-out there is nothing to agree about: nobody has all of them.)"""
+    """Everybody's cards. After a time-out there is nothing to agree about: nobody has all of them."""
     data = rendezvous.all_gather(bytes(card), timeout_s=max(0.0, deadline - time.monotonic()))
     cards = []
-    for rank, text in enumerate(data):
+    for text in data:
         try:
             cards.append(Card.from_bytes(text))
         except ValueError as cause:

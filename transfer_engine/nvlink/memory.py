@@ -85,7 +85,7 @@ class DeviceMemory:
         return dlpack.capsule(self._pointer, self._nbytes, self.__dlpack_device__(), self._dropped)
 
     def as_torch(self, dtype: Any = None, shape: Any = None) -> Any:
-        """A torch tensor that shares the memory: one-dimensional uint8 unless told otherwise. It keeps the memory mapped.
+        """A torch tensor that shares the memory, and keeps it mapped: one-dimensional uint8 unless told otherwise.
 
         Raises:
             ImportError: torch is not installed.

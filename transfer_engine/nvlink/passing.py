@@ -1,8 +1,9 @@
 """Passes a file descriptor to the other ranks of this host, over a Unix socket.
 
-The socket has a random name in Linux's abstract namespace, so nothing is left behind when a process is killed. Names are no
-secret: whoever connects must belong to the same user (SO_PEERCRED, which the kernel vouches for) and show the token that went
-over the rendezvous, and gets a token back that proves whose socket it is.
+The socket has a random name in Linux's abstract namespace, so nothing is left behind when a process is killed. Names
+are no
+secret: whoever connects must belong to the same user (SO_PEERCRED, which the kernel vouches for) and show the token
+that went over the rendezvous, and gets a token back that proves whose socket it is.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Ticket:
 
 
 class Counter:
-    """Hands a descriptor to whoever has the ticket, in a thread of its own, until it is closed. Takes the descriptor over."""
+    """Hands a descriptor, which it takes over, to whoever has the ticket, in a thread of its own until it is closed."""
 
     def __init__(self, descriptor: int) -> None:
         self.ticket = Ticket.fresh()
@@ -148,7 +149,7 @@ def fetch(ticket: Ticket, deadline: float) -> int:
 
 
 def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """A message and its descriptors, which children do not inherit. (socket.recv_fds ignores the flag for that.)"""
+    """A message and its descriptors, which children do not inherit: socket.recv_fds ignores the flag for that."""
     descriptors = array.array("i")
     space = socket.CMSG_LEN(_MOST_DESCRIPTORS * descriptors.itemsize)
     data, extra, _, _ = connection.recvmsg(256, space, socket.MSG_CMSG_CLOEXEC)
