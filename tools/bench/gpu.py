@@ -213,7 +213,7 @@ def responder(folder: Path) -> tuple[str, Callable[[int, int, int, int], None]]:
 
 
 def busy_work(gpu: Gpu) -> tuple[str, Callable[[float], Callable[[], None]]]:
-    """What keeps the whole GPU at work for so many seconds, from a stream of its own: its name, and how to put it there."""
+    """What keeps the whole GPU at work for so many seconds: its name, and how to put it into a stream of its own."""
     try:
         import torch
     except ImportError:

@@ -59,14 +59,13 @@ def launch(kernel: Kernel, stream: Any, grid: int | tuple[int, ...], block: int 
         grid: blocks, in up to three dimensions.
         block: threads of a block, likewise.
         args: ints take 8 bytes (pointers, 64-bit integers), floats are doubles; ctypes values and numpy scalars are
-        taken
-            as they are; of device arrays and tensors the kernel gets the address.
+            taken as they are; of device arrays and tensors the kernel gets the address.
 
     Raises:
         ArgumentTypeError, ArgumentError: arguments that are none.
         ConfigError: the driver refuses the launch.
     """
-    if not isinstance(kernel, Kernel):  # type: ignore[redundant-expr]
+    if not isinstance(kernel, Kernel):
         raise ArgumentTypeError(
             f"kernel must come from te.kernels.load(), not be a {type(kernel).__name__}", operation="launch"
         )

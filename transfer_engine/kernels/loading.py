@@ -87,7 +87,7 @@ def load(name: str, device: Any) -> Module:
         ConfigError: the source does not compile here; the message has the compiler's log.
         ArgumentError: no such module, or no such device.
     """
-    if not isinstance(name, str):  # type: ignore[redundant-expr]
+    if not isinstance(name, str):
         raise ArgumentTypeError(f"name must be a string, not {type(name).__name__}", operation="load kernels")
     if name not in source_names():
         raise ArgumentError(
@@ -108,7 +108,7 @@ def compile(source: str, device: Any, *, name: str = "user") -> Module:  # noqa:
         ConfigError: it does not compile, or has no such kernel.
         TransportUnavailable, ArgumentError: as for `load()`.
     """
-    if not isinstance(source, str):  # type: ignore[redundant-expr]
+    if not isinstance(source, str):
         raise ArgumentTypeError(f"source must be a string, not {type(source).__name__}", operation="compile kernels")
     return _module(name, source, device, "compile kernels")
 

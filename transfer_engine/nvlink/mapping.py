@@ -1,10 +1,8 @@
 """map_peers: every rank maps what every other rank allocated.
 
-1. Each rank tells the others about its buffer (a Card), or that it has none to offer, so that nobody waits for it in
-vain. 2. Each rank fetches and maps the memory of each other one: by a file descriptor on the same host, else by a
-fabric handle. 3. Each rank tells how that went. Only when all is well everywhere anybody returns with a mapping; who
-fails lets go of what it
-   has mapped, and what it exported.
+1. Each rank tells the others about its buffer (a Card), or that it has none to offer, so that nobody waits for it.
+2. Each rank fetches and maps the memory of each other one: by a descriptor on the same host, else by a fabric handle.
+3. Each rank tells how that went. Only when all is well everywhere anybody returns with a mapping; else all undo it.
 
 A descriptor keeps the physical memory alive, whoever exported it. So once mapped, nothing that a peer does (close its
 buffer, end, be killed) takes memory away from under this process.
@@ -118,7 +116,7 @@ def map_peers(buffer: DeviceBuffer, rendezvous: Rendezvous, *, timeout_s: float 
         TransferTimeout: ranks were late; the error names them. The rendezvous is then of no further use.
         ArgumentTypeError: no buffer, or no rendezvous.
     """
-    if not isinstance(rendezvous, Rendezvous):  # type: ignore[redundant-expr]
+    if not isinstance(rendezvous, Rendezvous):
         raise ArgumentTypeError(
             f"rendezvous must be a te.Rendezvous, not {type(rendezvous).__name__}", operation=_OPERATION
         )

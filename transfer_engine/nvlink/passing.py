@@ -1,9 +1,8 @@
 """Passes a file descriptor to the other ranks of this host, over a Unix socket.
 
 The socket has a random name in Linux's abstract namespace, so nothing is left behind when a process is killed. Names
-are no
-secret: whoever connects must belong to the same user (SO_PEERCRED, which the kernel vouches for) and show the token
-that went over the rendezvous, and gets a token back that proves whose socket it is.
+are no secret: whoever connects must belong to the same user (SO_PEERCRED, which the kernel vouches for) and show the
+token that went over the rendezvous, and gets a token back that proves whose socket it is.
 """
 
 from __future__ import annotations
