@@ -41,7 +41,7 @@ def blocks_of(document: Path) -> list[Block]:
 
 
 def script_of(document: Path, language: str = "python") -> str:
-    """All its blocks of a language in order, on the lines that they have in the document, so that tracebacks point there.
+    """All its blocks of a language in order, on the lines of the document, so that tracebacks point there.
 
     "python gpu" is Python that needs a GPU.
     """

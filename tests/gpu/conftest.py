@@ -18,6 +18,7 @@ from .support import Gpu
 ROOT = Path(__file__).resolve().parents[2]
 _counts: dict[str, int] = {"passed": 0, "failed": 0}
 _skipped: list[dict[str, str]] = []
+_deselected: list[str] = []  # a part of the tests leaves no record
 
 
 def missing() -> str | None:
@@ -94,6 +95,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _counts["passed"] += 1
 
 
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    _deselected.extend(item.nodeid for item in items)
+
+
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.failed:
         _counts["failed"] += 1
@@ -105,6 +110,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not _counts["passed"]:
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        return
+    if _deselected:
         return
     record = {**gpu_record.header(ROOT), **_counts, "skipped": _skipped}
     session.config.stash[_written] = gpu_record.write(ROOT, gpu_record.TESTS, record)
@@ -118,5 +125,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     if not _counts["passed"]:
         terminalreporter.write_line("no GPU here: nothing was tested, and no record was written", red=True)
+    elif _deselected:
+        terminalreporter.write_line("a part of the tests leaves no record")
     elif _written in config.stash:
         terminalreporter.write_line(f"recorded in {config.stash[_written]}")

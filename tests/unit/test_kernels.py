@@ -247,6 +247,14 @@ def test_arguments_have_the_bytes_that_a_kernel_takes(argument: Any, expected: b
     assert bytes(launching._value(argument, 0)) == expected
 
 
+def test_a_tensor_of_the_host_is_refused_unless_it_is_pinned() -> None:
+    tensor = SimpleNamespace(is_cuda=False, is_pinned=lambda: False, data_ptr=lambda: 4096)
+    with pytest.raises(te.ArgumentError, match="argument 2"):
+        launching._value(tensor, 2)
+    tensor.is_pinned = lambda: True
+    assert launching._value(tensor, 2).value == 4096
+
+
 @pytest.mark.parametrize(
     ("argument", "error"), [(2**64, te.ArgumentError), ("x", te.ArgumentTypeError), (None, te.ArgumentTypeError)]
 )

@@ -104,10 +104,16 @@ def _value(arg: Any, place: int) -> Any:
         return ctypes.c_double(arg)
     if isinstance(arg, int):
         return _integer(arg, place)
+    if callable(getattr(arg, "data_ptr", None)):  # a tensor
+        if not getattr(arg, "is_cuda", True) and not arg.is_pinned():
+            raise ArgumentError(
+                f"argument {place}: a tensor in pageable memory of the host, where kernels cannot reach it",
+                operation="launch",
+                hint="pass a tensor of the device, or one that is pinned",
+            )
+        return _integer(int(arg.data_ptr()), place)
     if hasattr(arg, "__cuda_array_interface__"):
         return _integer(int(arg.__cuda_array_interface__["data"][0] or 0), place)
-    if callable(getattr(arg, "data_ptr", None)):
-        return _integer(int(arg.data_ptr()), place)
     if getattr(arg, "shape", None) == () and hasattr(arg, "tobytes"):  # a numpy scalar
         data = arg.tobytes()
         return (ctypes.c_ubyte * len(data)).from_buffer_copy(data)

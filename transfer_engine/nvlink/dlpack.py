@@ -69,17 +69,22 @@ def capsule(pointer: int, nbytes: int, device: tuple[int, int], dropped: Callabl
     return _new(address, _NAME, ctypes.cast(_destructor, ctypes.c_void_p))
 
 
-def _delete(address: int) -> None:
-    entry = _alive.pop(address, None)
+# What these use is bound to them: tensors may be dropped while the interpreter ends and modules are emptied.
+def _delete(address: int, alive: Any = _alive) -> None:
+    entry = alive.pop(address, None)
     if entry is not None:
         entry[2]()
 
 
-def _destroy(capsule_address: int) -> None:
+def _destroy(
+    capsule_address: int, valid: Any = _valid, pointer: Any = _pointer, name: bytes = _NAME, delete: Any = _delete
+) -> None:
     """Of a capsule that nobody consumed."""
-    if _valid(capsule_address, _NAME):
-        _delete(_pointer(capsule_address, _NAME))
+    if valid(capsule_address, name):
+        delete(pointer(capsule_address, name))
 
 
 _deleter = _Deleter(_delete)
 _destructor = _Deleter(_destroy)  # takes the capsule as an address: its last reference is gone already
+for _immortal in (_deleter, _destructor):  # C++ may call them after this module is gone
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_immortal))
