@@ -38,7 +38,7 @@ stale := FORCE
 endif
 endif
 
-.PHONY: help setup build wheel loopback test compile-asan compile-tsan compile-standins test-native test-asan test-tsan test-arm test-fresh test-conformance-asan test-conformance-tsan test-python test-rdma test-rdma-wire lint format bench soak clean distclean FORCE
+.PHONY: help setup build wheel loopback test compile-asan compile-tsan compile-standins test-native test-asan test-tsan test-arm test-fresh test-conformance-asan test-conformance-tsan test-python test-rdma test-rdma-wire test-gpu bench-gpu lint format bench soak clean distclean FORCE
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1 - \2/p' Makefile | awk -F' - ' '{printf "make %-12s %s\n", $$1, $$2}'
 
@@ -163,6 +163,18 @@ test-rdma: .venv/.wheel ## tests over Soft-RoCE devices, in an emulated guest; i
 test-rdma-wire: .venv/.wheel ## tests between two such guests, joined by a wire
 	@tools/setup.sh rdma
 	@$(in_run) TE_RDMA_HOST=1 $(plain_pytest) -q --timeout 300 $(ARGS) ../../tests/rdma
+
+# GPU_PYTHON is an interpreter of a machine where nothing is built: it takes the wheel in dist/ or what it has installed.
+# TE_GPU_RESULTS=FOLDER has the records written elsewhere than in docs/results/; TE_COMMIT names the commit where there is no git.
+export GPU_PYTHON
+.venv/.gpu: .venv/.wheel
+	@$(quiet) "install CUDA's packages" $(python) -m pip install "$$(echo $(CURDIR)/dist/*.whl)[cuda,test]"
+	@touch $@
+test-gpu: $(if $(GPU_PYTHON),,.venv/.gpu) ## tests on a GPU; fails where there is none. Writes docs/results/gpu-tests.json
+	@tools/gpu.sh test $(ARGS)
+
+bench-gpu: $(if $(GPU_PYTHON),,.venv/.gpu) ## bandwidth and round trips on a GPU. Writes docs/results/gpu-bench.json
+	@tools/gpu.sh bench $(ARGS)
 
 soak: .venv/.wheel ## tests that run for minutes
 	$(call native,native,-DTE_WERROR=ON)

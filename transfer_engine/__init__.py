@@ -44,7 +44,7 @@ from .settings import Settings
 from .transfers import Transfer, TransferTimes
 
 if TYPE_CHECKING:
-    from . import rendezvous, topology
+    from . import kernels, nvlink, rendezvous, topology
     from .groups import PeerGroup
     from .rendezvous import Rendezvous
     from .targets import Target
@@ -96,6 +96,8 @@ __all__ = [
     "Write",
     "__version__",
     "errors",
+    "kernels",
+    "nvlink",
     "probe",
     "rendezvous",
     "topology",
@@ -109,6 +111,6 @@ def __getattr__(name: str) -> object:
     """Modules that most programs do not need, or that need numpy, are loaded on first use."""
     if name in _LATE:
         return getattr(importlib.import_module(_LATE[name], __name__), name)
-    if name in ("rendezvous", "topology"):
+    if name in ("kernels", "nvlink", "rendezvous", "topology"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,11 +40,14 @@ def blocks_of(document: Path) -> list[Block]:
     return found
 
 
-def script_of(document: Path) -> str:
-    """All its Python blocks in order, each on the lines that it has in the document, so that tracebacks point there."""
+def script_of(document: Path, language: str = "python") -> str:
+    """All its blocks of a language in order, on the lines of the document, so that tracebacks point there.
+
+    "python gpu" is Python that needs a GPU.
+    """
     lines: list[str] = []
     for block in blocks_of(document):
-        if block.language == "python" and block.file_name is None:
+        if block.language == language and block.file_name is None:
             lines += [""] * (block.line - 1 - len(lines))
             lines += block.code.splitlines()
     return "\n".join(lines) + "\n"

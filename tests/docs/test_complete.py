@@ -86,4 +86,4 @@ def test_every_file_that_architecture_points_to_exists() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_fenced_blocks_have_a_known_language(document: Path) -> None:
-    assert {block.language for block in blocks_of(document)} <= {"", "python", "sh"}
+    assert {block.language for block in blocks_of(document)} <= {"", "python", "python gpu", "cuda", "sh"}

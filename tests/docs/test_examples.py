@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import transfer_engine as te
+
 from .blocks import DOCUMENTS, ROOT, blocks_of, script_of
 
 COMMAND = Path(sys.executable).with_name("transfer-engine")
@@ -38,6 +40,25 @@ def test_the_python_of_a_document_runs(document: Path, tmp_path: Path) -> None:
     result = run([sys.executable, str(script)], tmp_path)
     assert result.returncode == 0, f"{document.name}, lines as there:\n{result.stdout}\n{result.stderr}"
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("document", parameters("python gpu"), ids=lambda path: path.name)
+def test_the_python_of_a_document_that_needs_a_gpu_compiles(document: Path) -> None:
+    compile(script_of(document, "python gpu"), str(document), "exec")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("document", parameters("python gpu"), ids=lambda path: path.name)
+def test_the_python_of_a_document_runs_on_a_gpu(document: Path, tmp_path: Path) -> None:
+    try:
+        te.kernels.load("waits", 0)
+    except te.TransportUnavailable as cause:
+        pytest.skip(f"no usable GPU: {cause.message}")
+    pytest.importorskip("torch")
+    script = tmp_path / f"{document.stem}.py"
+    script.write_text(script_of(document, "python gpu"))
+    result = run([sys.executable, str(script)], tmp_path)
+    assert result.returncode == 0, f"{document.name}, lines as there:\n{result.stdout}\n{result.stderr}"
 
 
 @pytest.mark.parametrize("document", parameters("sh"), ids=lambda path: path.name)

@@ -63,6 +63,7 @@ def test_its_record_lists_the_package_and_its_metadata_and_nothing_else(wheel: z
             assert len(data) == int(size)
             assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     assert "transfer_engine/py.typed" in listed
+    assert {"transfer_engine/kernels/transfer_engine.cuh", "transfer_engine/kernels/waits.cu"} <= listed
     strays = [name for name in listed if name.endswith((".cc", ".h", ".sh", ".o", ".a", ".pyc", ".txt"))]
     assert [name for name in strays if not name.endswith("entry_points.txt")] == []
 
