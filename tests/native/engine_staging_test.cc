@@ -1,6 +1,7 @@
 // GPU memory on transports that do not reach it: every byte, on the device itself, no byte beyond, and counters exactly as for host memory.
 #include "tests/native/cuda_support.h"
 #include "tests/native/engine_support.h"
+#include "tests/native/verbs_support.h"
 
 namespace te::engine_test {
 namespace {
@@ -437,10 +438,11 @@ TEST_CASE("engine: GPU memory that cannot be registered is refused with the reas
 }
 
 TEST_CASE("engine: a NIC that takes dma-bufs writes to the device itself; where writes need a flush they get one") {
+  if (!usable("cx7")) return;
+  test::Fabric fabric("dmabuf=1");
   for (const char* options : {"", "ordering=none"}) {
     Gpu gpu(options);
     const Setup setup{"cx7", "", 2, {}};
-    if (!usable("cx7")) return;
     Player writer(setup), owner(setup);
     DeviceMemory source(gpu, 256 << 10), target(gpu, 256 << 10);
     Random random(4);
@@ -464,7 +466,6 @@ TEST_CASE("engine: a NIC that takes dma-bufs writes to the device itself; where 
     CHECK((gpu.standin.statistic("flushes") > 0) == (*options != '\0'));
   }
   Gpu gpu("ordering=none,flush=0");
-  if (!usable("cx7")) return;
   Player player({"cx7", "", 1, {}});
   DeviceMemory memory(gpu, 4096);
   te_handle region = TE_NONE;
