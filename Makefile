@@ -146,10 +146,11 @@ pytest := $(in_run) $(loopback_only) $(plain_pytest)
 ARGS ?=
 # cx7 and efa run over stand-ins for their libraries. (A wheel without a transport is built where its headers are missing.)
 # standins(DIRECTORY): where they are, for the tests.
-standins = TE_TEST_STANDIN=$(CURDIR)/build/$(1)/libstandin_verbs.so TE_TEST_STANDIN_FABRIC=$(CURDIR)/build/$(1)/libstandin_fabric.so
+standins = TE_TEST_STANDIN=$(CURDIR)/build/$(1)/libstandin_verbs.so TE_TEST_STANDIN_FABRIC=$(CURDIR)/build/$(1)/libstandin_fabric.so \
+  TE_TEST_STANDIN_CUDA=$(CURDIR)/build/$(1)/libstandin_cuda.so TE_TEST_STANDIN_GDRAPI=$(CURDIR)/build/$(1)/libstandin_gdrapi.so
 compile-standins: .venv/.setup
 	@$(quiet) "configure native" cmake -S . -B build/native -G Ninja -DTE_TESTS=ON -DTE_WERROR=ON
-	@$(quiet) "compile the stand-ins" cmake --build build/native --target standin_verbs standin_fabric
+	@$(quiet) "compile the stand-ins" cmake --build build/native --target standin_verbs standin_fabric standin_cuda standin_gdrapi
 	@mkdir -p build/native/standin
 test-python: .venv/.wheel compile-standins ## Python tests against the installed wheel; ARGS="-k name" for pytest
 	@$(in_run) $(call standins,native) $(loopback_only) $(plain_pytest) -q $(ARGS) ../../tests

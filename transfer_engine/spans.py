@@ -139,6 +139,8 @@ def _cuda_index(memory: Any, pointer: int, length: int) -> int:
             return index
     if isinstance(device, int):
         return device
+    if isinstance(device, str):
+        return parse_device(device)[1]
     out = ffi.new("int32_t *")
     found = length and lib.te_pointer_device(pointer, out, ffi.new("te_error *")) == lib.TE_OK
     return int(out[0]) if found else 0

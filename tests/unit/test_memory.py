@@ -98,11 +98,13 @@ def test_impossible_raw_memory_raises_an_argument_error(engine: te.Engine, memor
         engine.register(memory)
 
 
-def test_device_memory_is_refused_where_the_transport_does_not_reach_it(engine: te.Engine) -> None:
-    with pytest.raises(te.RegistrationError, match="sim cannot reach GPU memory"):
-        engine.register((4096, 4096, "cuda:0"))
+def test_device_memory_is_refused_without_a_driver(engine: te.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TE_LIBCUDA", "/nowhere/libcuda.so.1")
+    for staging in (False, True):
+        with pytest.raises(te.RegistrationError, match="TE_LIBCUDA is set to /nowhere"):
+            engine.register((4096, 4096, "cuda:0"), staging=staging)
     interface = {"data": (4096, False), "shape": (8,), "typestr": "<f4", "version": 3, "strides": None}
-    with pytest.raises(te.RegistrationError, match="GPU memory"):
+    with pytest.raises(te.RegistrationError, match="TE_LIBCUDA"):
         engine.register(SimpleNamespace(__cuda_array_interface__=interface))
     with pytest.raises(te.RegistrationError):
         engine.allocate(4096, device="cuda:0")
@@ -295,7 +297,8 @@ def test_tensors_register_by_their_own_account(engine: te.Engine, monkeypatch: p
     region = engine.register(tensor)
     assert (len(region), region.of(memory[16:32]).offset_bytes) == (64, 16)
     tensor.device = SimpleNamespace(type="cuda", index=1)
-    with pytest.raises(te.RegistrationError, match="GPU memory"):
+    monkeypatch.setenv("TE_LIBCUDA", "/nowhere/libcuda.so.1")
+    with pytest.raises(te.RegistrationError, match="TE_LIBCUDA"):
         engine.register(tensor)
     tensor.contiguous = False
     with pytest.raises(te.RegistrationError, match="not contiguous"):
