@@ -1,4 +1,4 @@
-"""GPU memory from Python, against the stand-in for CUDA's driver: what the CPU reads at such an address ends the process."""
+"""GPU memory from Python, against the stand-in for CUDA's driver, whose addresses the CPU cannot read."""
 
 from __future__ import annotations
 
