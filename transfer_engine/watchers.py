@@ -229,12 +229,14 @@ class TriggeredTransfers:
     """How often a trigger has fired.
 
     Attributes:
+        fired: begun. What neither completed nor failed of these is under way.
         posted: the first work request was handed to the NIC's provider.
         completed: ended well.
         failed: ended otherwise, or could not begin; see `trigger.error`.
         owed: due, and not begun: no operation slot was free, or the peer was at its cap. They go out later.
     """
 
+    fired: int
     posted: int
     completed: int
     failed: int
@@ -295,7 +297,9 @@ class Trigger:
     def transfers(self) -> TriggeredTransfers:
         """How often it has fired, and with what outcome."""
         info = self._describe("trigger transfers")
-        return TriggeredTransfers(int(info.posted), int(info.completed), int(info.failed), int(info.owed))
+        return TriggeredTransfers(
+            int(info.fired), int(info.posted), int(info.completed), int(info.failed), int(info.owed)
+        )
 
     @property
     def error(self) -> TransferEngineError | None:

@@ -45,7 +45,7 @@ def test_each_raise_posts_the_bytes_of_that_moment_and_counts_once(rig: Rig) -> 
             completed.wait(timeout_s=SOON_S)
             assert link.wait(turn) == turn
             assert rig.far.read(link.memory) == bytes(memory)
-        assert trigger.transfers == te.TriggeredTransfers(posted=20, completed=20, failed=0, owed=0)
+        assert trigger.transfers == te.TriggeredTransfers(fired=20, posted=20, completed=20, failed=0, owed=0)
         assert trigger.error is None
     assert watcher.value == posted.value == completed.value == 20
     assert not trigger.active
@@ -90,7 +90,7 @@ def test_raises_of_many_threads_are_as_many_transfers_at_the_peer(rig: Rig) -> N
     total = watcher.value
     assert total == sum(1 + (i + k) % 3 for k in range(8) for i in range(100))
     assert rig.far.flag_wait(flag, total) == total
-    assert settled(trigger, total) == te.TriggeredTransfers(total, total, 0, 0)
+    assert settled(trigger, total) == te.TriggeredTransfers(total, total, total, 0, 0)
     link.check([(0, 0, 100)], total)
 
 
@@ -104,7 +104,7 @@ def test_more_firings_than_slots_all_find_their_place(rig: Rig) -> None:
     for _ in range(20):
         link.write(0, 0, 2000).wait(SOON_S)
     assert link.wait(320) == 320
-    assert settled(trigger, 300) == te.TriggeredTransfers(300, 300, 0, 0)
+    assert settled(trigger, 300) == te.TriggeredTransfers(300, 300, 300, 0, 0)
     link.check([(0, 0, 2000)], 320)
 
 
@@ -122,7 +122,7 @@ def test_a_cancel_is_the_end_and_what_is_under_way_is_counted(rig: Rig) -> None:
         trigger.cancel()
         thread.join()
         watcher.add(n=1000)
-        counts = eventually(lambda t=trigger: (c := t.transfers).posted == c.completed and c)
+        counts = settled(trigger, trigger.transfers.fired)
         assert counts.owed == counts.failed == 0
         assert not trigger.active
         expected += counts.completed
@@ -157,6 +157,7 @@ def test_closing_what_a_trigger_names_makes_firings_fail_with_the_reason(rig: Ri
 
 @on_mortals
 def test_firings_towards_a_dead_peer_fail_by_its_name(rig: Rig) -> None:
+    rig.clean = False  # an engine that the simulated fabric kills sees what was on its way
     settings = {"peer_timeout_s": LIFE_S, "connect_timeout_s": LIFE_S + 0.1}
     rig.set_up(**settings)
     mortal = Mortal(rig, **settings)
@@ -214,7 +215,7 @@ def test_callbacks_see_each_change_once_and_may_end_themselves(rig: Rig) -> None
 def test_watchers_triggers_and_flags_come_and_go_without_end(rig: Rig) -> None:
     link = rig.link(1000)
     prepared = rig.near.prepare(write_of(link))
-    for turn in range(1, 501):
+    for turn in range(1, 201):
         watcher = rig.near.watcher()
         flag = rig.near.flag()
         trigger = watcher.trigger(prepared, completed=flag)
@@ -224,4 +225,4 @@ def test_watchers_triggers_and_flags_come_and_go_without_end(rig: Rig) -> None:
         if turn % 2:
             watcher.close()
         del watcher, trigger, flag
-    assert link.wait(500) == 500
+    assert link.wait(200) == 200
