@@ -63,7 +63,7 @@ struct Flag : Shared, Alarm {
   void abort(uint64_t why, int32_t peer) {
     if (why == TE_ABORT_CLOSED) {
       abort_word().store(why, std::memory_order_release);
-    } else {
+    } else if (abort_word().load(std::memory_order_relaxed) == TE_ABORT_NONE) {  // one thread says so, the worker
       abort_peer.store(peer, std::memory_order_relaxed);  // before the word: who reads that one reads this
       uint64_t none = TE_ABORT_NONE;
       static_cast<void>(abort_word().compare_exchange_strong(none, why, std::memory_order_release));

@@ -1,9 +1,8 @@
 // A block of watched words beside what was seen of them last: a look at all of it when nothing has changed is the price of every round.
 //
-// Eight words fill a cache line, and a line is compared at once. Words change while they are read. That look is a hint only: of a line that
-// differs each word is loaded again, atomically (acquire), and a change that was missed is seen in the next round, since what was
-// *seen* is what the second load gave. The plain loads of the first look race with the raises by intent, in the only function that
-// the thread sanitizer is told to leave alone.
+// Eight words fill a cache line, and lines are compared as a whole. Words change while they are read. That look is a hint only: of a
+// line that differs each word is loaded again, atomically (acquire), and a change that was missed is seen in the next round, since
+// what was *seen* is what the second load gave.
 #pragma once
 
 #include <algorithm>
@@ -37,9 +36,8 @@ class WatchBlock {
   // Calls changed(watcher, value) for each watched word whose value is another one than last time.
   template <typename F>
   void look(F&& changed) {
-    for (uint32_t line = 0; line < lines_; ++line) {
-      if (!differs(reinterpret_cast<const Line*>(words_ + line * kLine), &seen_[line])) [[likely]]
-        continue;
+    for (uint32_t line = changed_line(words_, seen_.data(), 0, lines_); line < lines_;
+         line = changed_line(words_, seen_.data(), line + 1, lines_)) {
       for (uint32_t i = 0; i < kLine; ++i) {
         const uint64_t value = words_[line * kLine + i].load(std::memory_order_acquire);
         if (value == seen_[line].words[i]) continue;
@@ -49,28 +47,16 @@ class WatchBlock {
     }
   }
   // Whether look would find something.
-  bool stale() const {
-    for (uint32_t line = 0; line < lines_; ++line)
-      if (differs(reinterpret_cast<const Line*>(words_ + line * kLine), &seen_[line])) return true;
-    return false;
-  }
+  bool stale() const { return changed_line(words_, seen_.data(), 0, lines_) < lines_; }
 
  private:
   static constexpr uint32_t kLine = 8;
-  typedef uint64_t Pair __attribute__((vector_size(16), may_alias));
   struct alignas(64) Line {
     uint64_t words[kLine];
   };
 
-#if defined(__SANITIZE_THREAD__)
-  [[gnu::no_sanitize("thread"), gnu::noinline]]
-#endif
-  static bool differs(const Line* now, const Line* then) {
-    const auto* a = reinterpret_cast<const volatile Pair*>(now);
-    const auto* b = reinterpret_cast<const Pair*>(then);
-    const Pair different = (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]);
-    return (different[0] | different[1]) != 0;
-  }
+  // The first of lines [from, end) whose words are others than those seen; `end` when there is none.
+  static uint32_t changed_line(const std::atomic<uint64_t>* words, const Line* seen, uint32_t from, uint32_t end);
 
   bool line_watched(uint32_t line) const {
     return std::any_of(watchers_.begin() + line * kLine, watchers_.begin() + (line + 1) * kLine,
