@@ -54,7 +54,7 @@ typedef enum te_status {
 
 typedef struct te_engine te_engine;
 typedef uint64_t
-    te_handle; /* of a region, counter, remote region, remote counter, target or prepared transfer; never given out twice by an engine */
+    te_handle; /* of a region, counter, remote region, remote counter, target, prepared transfer, flag, watcher, binding or trigger; never given out twice by an engine */
 typedef struct te_transfer
     te_transfer; /* the outcome of one operation; owned by the caller until te_transfer_release */
 
@@ -76,6 +76,7 @@ typedef struct te_error {
 enum { TE_POLL_AUTO = 0, TE_POLL_BUSY = 1, TE_POLL_ADAPTIVE = 2 };
 enum { TE_PAGES_AUTO = 0, TE_PAGES_EACH = 1, TE_PAGES_LAST = 2 };
 enum { TE_CORE_AUTO = -1, TE_CORE_NONE = -2 };
+enum { TE_GDR_AUTO = 0, TE_GDR_OFF = 1, TE_GDR_REQUIRE = 2 };
 
 /* How cx7 uses RDMA ports. Numbers are those of the InfiniBand architecture. */
 typedef struct te_rdma_settings {
@@ -127,6 +128,7 @@ typedef struct te_settings {
   te_rdma_settings rdma;
   uint32_t staging_slots;      /* pinned slots for each direction; allocated with the first staged region */
   uint32_t staging_slot_bytes; /* length of one: the longest piece of a staged transfer */
+  uint32_t gdr; /* TE_GDR_*: words in GPU memory that the CPU writes through GDRCopy */
 } te_settings;
 
 typedef struct te_nic_address {
@@ -227,13 +229,14 @@ typedef struct te_stats {
 enum {
   TE_EVENT_TRANSFER = 1,  /* `transfer`, for which te_transfer_notify was called, has ended */
   TE_EVENT_PEER_LOST = 2, /* `peer` */
-  TE_EVENT_MESSAGE = 3    /* at least one message waits */
+  TE_EVENT_MESSAGE = 3,   /* at least one message waits */
+  TE_EVENT_WATCHER = 4    /* the watcher `user` has changed since te_watcher_take */
 };
 
 typedef struct te_event {
   uint32_t kind;
   int32_t peer;
-  uint64_t user; /* of te_transfer_notify */
+  uint64_t user; /* of te_transfer_notify; TE_EVENT_WATCHER: the watcher */
   te_transfer *transfer;
 } te_event;
 
@@ -466,6 +469,103 @@ int32_t te_transfer_wait_quiesced(te_transfer *transfer, int64_t timeout_ns); /*
 int32_t te_transfer_notify(te_transfer *transfer, uint64_t user);
 int32_t te_transfer_cancel(te_transfer *transfer);
 void te_transfer_release(te_transfer *transfer);
+
+/* --- GPU coordination: 64-bit words that CPU and GPU share. A *flag* is raised by this engine and waited for by a kernel (or a thread); a
+ * *watcher* is raised by a kernel (or a thread) and watched by the worker. A `device` below zero is the host: the same without a GPU. The
+ * memory behind all of it stays until te_engine_free: a kernel that was left behind may still look at it. --- */
+
+/* Where a word lies: plain memory; pinned memory mapped for the device; memory of the device mapped for the CPU by GDRCopy; memory of
+ * the device. */
+enum { TE_WORD_HOST = 0, TE_WORD_MAPPED = 1, TE_WORD_GDR = 2, TE_WORD_DEVICE = 3 };
+
+/* Why waits for a flag are to end without their epoch. */
+enum {
+  TE_ABORT_NONE = 0,
+  TE_ABORT_PEER_LOST = 1, /* a peer that a binding of it names */
+  TE_ABORT_DEADLINE = 2,  /* of a wait on the device, which set it */
+  TE_ABORT_CLOSED = 3     /* the engine, or the flag */
+};
+
+typedef struct te_flag_info {
+  uint64_t epoch;        /* now */
+  uint64_t abort;        /* TE_ABORT_* */
+  uint64_t early;        /* waits on the device that left without their epoch, since te_flag_clear */
+  uint64_t epoch_host;   /* addresses: the epoch. Of gdr words the CPU reads it over the bus */
+  uint64_t control_host; /* 64 bytes: [0] abort, [1] early, as 64-bit words */
+  uint64_t epoch_device; /* the same for kernels; 0 on the host */
+  uint64_t control_device;
+  uint64_t taken_device; /* epochs consumed by waits on the device */
+  uint32_t kind;         /* TE_WORD_* of the epoch */
+  int32_t device;        /* -1: the host */
+  int32_t abort_peer;    /* index; -1: none */
+} te_flag_info;
+
+/* `device` < 0: the host. TE_ERR_TRANSPORT_UNAVAILABLE: no CUDA driver, or with TE_GDR_REQUIRE no GDRCopy; the message says what. */
+int32_t te_flag_open(te_engine *engine, int32_t device, te_handle *flag, te_error *error);
+int32_t te_flag_describe(te_engine *engine, te_handle flag, te_flag_info *info, te_error *error);
+int32_t te_flag_raise(te_engine *engine, te_handle flag, uint64_t by, te_error *error);
+/* TE_OK: reached. TE_AGAIN: not within timeout_ns. TE_ERR_PEER_LOST, TE_ERR_TIMEOUT, TE_ERR_CLOSED: aborted. */
+int32_t te_flag_wait(te_engine *engine, te_handle flag, uint64_t at_least, int64_t timeout_ns, te_error *error);
+/* What aborted it is forgotten. (Not that the engine closed.) */
+int32_t te_flag_clear(te_engine *engine, te_handle flag, te_error *error);
+/* Waits for it end (TE_ABORT_CLOSED). Bindings and triggers that raise it go on, into the void. Idempotent. */
+int32_t te_flag_close(te_engine *engine, te_handle flag, te_error *error);
+/* The flag rises by one for each `every` arrivals since the counter was opened; those that came before the binding count. The loss
+ * of one of `peers` (indices; may be NULL) aborts the flag. Ends with te_binding_close or the counter. */
+int32_t te_counter_bind(te_engine *engine, te_handle counter, te_handle flag, uint64_t every, const int32_t *peers,
+                        uint32_t peer_count, te_handle *binding, te_error *error);
+/* Afterwards the flag rises no more by it. Idempotent. */
+int32_t te_binding_close(te_engine *engine, te_handle binding, te_error *error);
+
+typedef struct te_watcher_info {
+  uint64_t value;
+  uint64_t seen;           /* what the worker saw last; it looks while there is a trigger or te_watcher_notify */
+  uint64_t host;           /* address for the CPU */
+  uint64_t device_pointer; /* for kernels; 0 on the host */
+  uint32_t kind;           /* TE_WORD_* */
+  int32_t device;          /* -1: the host */
+  uint32_t triggers;       /* armed */
+} te_watcher_info;
+
+int32_t te_watcher_open(te_engine *engine, int32_t device, te_handle *watcher, te_error *error);
+int32_t te_watcher_describe(te_engine *engine, te_handle watcher, te_watcher_info *info, te_error *error);
+/* A raise by the CPU. One side raises a watcher, the CPU or one GPU: their atomics do not know each other. Not of gdr words. */
+int32_t te_watcher_add(te_engine *engine, te_handle watcher, uint64_t by, te_error *error);
+/* Asks for TE_EVENT_WATCHER (`on` 1), or no more (0). At most one is pending: another comes when it changed after that was fetched. */
+int32_t te_watcher_notify(te_engine *engine, te_handle watcher, uint32_t on, te_error *error);
+/* The value given last (or that of te_watcher_notify), and now. TE_AGAIN: they are the same. By the thread that fetches events. */
+int32_t te_watcher_take(te_engine *engine, te_handle watcher, uint64_t *before, uint64_t *now, te_error *error);
+/* Its triggers are cancelled. The word may serve again: nothing may raise it any more. Idempotent. */
+int32_t te_watcher_close(te_engine *engine, te_handle watcher, te_error *error);
+
+/* With the value v of the watcher, the worker has posted `prepared` once for each k >= 0 with first + k * every <= v. */
+typedef struct te_trigger_args {
+  te_handle watcher, prepared;
+  te_handle posted_flag;    /* TE_NONE, or rises by one when the first work request of a firing is with the provider */
+  te_handle completed_flag; /* TE_NONE, or rises by one when the transfer of a firing has ended well */
+  uint64_t every, first;    /* at least 1 */
+  int64_t timeout_ns;       /* of each transfer */
+} te_trigger_args;
+
+typedef struct te_trigger_info {
+  uint64_t fired;       /* begun, those that failed at once included */
+  uint64_t posted;      /* of those: the first work request went out */
+  uint64_t completed;   /* ended well */
+  uint64_t failed;      /* ended otherwise */
+  uint64_t owed;        /* due, and not yet begun: no operation slot was free, or the peer was at its cap */
+  int64_t last_post_ns; /* of the last firing: from its begin to its first work request */
+  uint32_t active;      /* 0: cancelled */
+  te_error first_error; /* of those that failed */
+} te_trigger_info;
+
+int32_t te_trigger_open(te_engine *engine, const te_trigger_args *trigger, te_handle *handle, te_error *error);
+int32_t te_trigger_describe(te_engine *engine, te_handle trigger, te_trigger_info *info, te_error *error);
+/* TE_OK: so many have ended well. TE_AGAIN: not within timeout_ns. Else what the first one that failed ended with. */
+int32_t te_trigger_wait(te_engine *engine, te_handle trigger, uint64_t completed, int64_t timeout_ns, te_error *error);
+/* Afterwards nothing fires; what is under way goes on, and is counted. Idempotent. */
+int32_t te_trigger_cancel(te_engine *engine, te_handle trigger, te_error *error);
+/* Likewise, and gives the handle up. Idempotent. */
+int32_t te_trigger_close(te_engine *engine, te_handle trigger, te_error *error);
 
 /* --- messages ----------------------------------------------------------------------------------------------------------- */
 int32_t te_message_receive(te_engine *engine, int64_t timeout_ns, te_message *message,

@@ -6,35 +6,18 @@
 
 #include "native/gpu/memory.h"
 #include "native/wire.h"
+#include "proxy/c_api.h"
 #include "proxy/engine.h"
 #include "proxy/providers.h"
 
 using te::Engine;
 using te::Error;
 using te::Status;
+using te::c_api::engine_of;
+using te::c_api::no_pointer;
+using te::c_api::with_engine;
 
 namespace {
-
-Engine* engine_of(te_engine* handle) { return reinterpret_cast<Engine*>(handle); }
-
-int32_t no_pointer(te_error* error) {
-  return te::export_error(Error(Status::kArgument, "a pointer that the call needs is null"), error);
-}
-
-// Runs `body` on an open engine of this process. `needed` are the pointers that must not be null.
-template <typename F>
-int32_t with_engine(te_engine* handle, std::initializer_list<const void*> needed, te_error* error, F&& body) {
-  try {
-    if (handle == nullptr) return te::export_error(Error(Status::kArgument, "no engine"), error);
-    if (std::find(needed.begin(), needed.end(), nullptr) != needed.end()) return no_pointer(error);
-    if (Error e = engine_of(handle)->check()) return te::export_error(e, error);
-    return te::export_error(body(*engine_of(handle)), error);
-  } catch (const std::bad_alloc&) {
-    return te::export_error(Error(Status::kExhausted, "out of memory"), error);
-  } catch (const std::exception& failure) {
-    return te::export_error(Error(Status::kTransport, failure.what()), error);
-  }
-}
 
 // The same for calls that give a transfer.
 template <typename F>
@@ -115,6 +98,10 @@ uint64_t te_struct_bytes(const char* name) {
       {"te_target_member", sizeof(te_target_member)},
       {"te_scatter_args", sizeof(te_scatter_args)},
       {"te_times", sizeof(te_times)},
+      {"te_flag_info", sizeof(te_flag_info)},
+      {"te_watcher_info", sizeof(te_watcher_info)},
+      {"te_trigger_args", sizeof(te_trigger_args)},
+      {"te_trigger_info", sizeof(te_trigger_info)},
       {"te_rdma_settings", sizeof(te_rdma_settings)},
       {"te_rdma_port", sizeof(te_rdma_port)},
       {"te_region_info", sizeof(te_region_info)},

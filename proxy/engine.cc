@@ -172,6 +172,7 @@ Error Engine::close(int64_t timeout_ns) {
   const std::lock_guard lock(close_mutex_);
   if (closed_) return {};
   closing_.store(true, std::memory_order_seq_cst);
+  abort_flags(TE_ABORT_CLOSED);  // before the goodbyes: no kernel waits for these
   const int64_t bound = timeout_ns < 0 ? settings_.values.close_timeout_ns : timeout_ns;
   if (worker_ == nullptr) return release_provider(), Error();
   const Worker::End end = worker_->stop(deadline_after(now_ns(), bound));

@@ -15,6 +15,7 @@
 #include "native/free_list.h"
 #include "native/provider.h"
 #include "native/ring.h"
+#include "proxy/coordination.h"
 #include "proxy/group.h"
 #include "proxy/inbox.h"
 #include "proxy/peer.h"
@@ -112,6 +113,28 @@ class Engine {
   Error close_prepared(te_handle prepared);
   void request_cancel();
 
+  // GPU coordination: see proxy/coordination.h.
+  Error open_flag(int32_t device, te_handle* flag);
+  Error describe_flag(te_handle flag, te_flag_info* out);
+  Error raise_flag(te_handle flag, uint64_t by);
+  Error wait_flag(te_handle flag, uint64_t at_least, int64_t timeout_ns);
+  Error clear_flag(te_handle flag);
+  Error close_flag(te_handle flag);
+  Error bind_counter(te_handle counter, te_handle flag, uint64_t every, std::span<const int32_t> peers,
+                     te_handle* binding);
+  Error close_binding(te_handle binding);
+  Error open_watcher(int32_t device, te_handle* watcher);
+  Error describe_watcher(te_handle watcher, te_watcher_info* out);
+  Error add_to_watcher(te_handle watcher, uint64_t by);
+  Error notify_watcher(te_handle watcher, bool on);
+  Error take_watcher(te_handle watcher, uint64_t* before, uint64_t* now);
+  Error close_watcher(te_handle watcher);
+  Error open_trigger(const te_trigger_args& args, te_handle* trigger);
+  Error describe_trigger(te_handle trigger, te_trigger_info* out);
+  Error wait_trigger(te_handle trigger, uint64_t completed, int64_t timeout_ns);
+  Error cancel_trigger(te_handle trigger);
+  Error close_trigger(te_handle trigger);
+
   Error receive(int64_t timeout_ns, te_message* out);
   void release_message(te_message* message);
 
@@ -133,6 +156,7 @@ class Engine {
 
   // Submission. take_operation waits while the slab is empty or the peer is at its cap, for a while (then kAgain) and at most until the deadline.
   Operation* take_operation(Peer* peer, int64_t deadline_ns, Error* error);
+  Operation* try_operation(Peer* peer);                                    // null instead of waiting
   Operation* take_operation_patiently(int64_t deadline_ns, Error* error);  // never kAgain
   void give_back_operation(Operation* operation);
   te_transfer* submit(Operation* operation, Error* error);
@@ -174,6 +198,22 @@ class Engine {
   Prepared* enter_prepared(te_handle handle);
   void recycle(Prepared* prepared);
   te_transfer* post_prepared(Prepared& prepared, int64_t timeout_ns, Error* error);
+  Error fill_prepared(Prepared& prepared, Operation* out);
+  // GPU coordination.
+  template <typename T>
+  T* enter_shared(Table<T>& table, te_handle handle);  // null, or an open one that is to be left
+  template <typename T>
+  void leave_shared(T* entry) {
+    if (entry->leave()) recycle(entry);
+  }
+  void recycle(Flag* flag);
+  void recycle(Binding* binding);
+  void recycle(Watcher* watcher);
+  void recycle(Trigger* trigger);
+  Error words_of(int32_t device, DeviceWords** out);
+  Error make_words(int32_t device, std::unique_ptr<DeviceWords>* out);
+  Error give_order(Order order);
+  void abort_flags(uint64_t why);
   Error check_address(const te_address& address) const;
   Error find_or_add_peer(const te_address& address, int32_t* index);  // kExhausted without having swept
   void retire_peer(Peer* peer);
@@ -259,6 +299,7 @@ class Engine {
   std::atomic<const gpu::Cuda*> flusher_{nullptr};
   std::atomic<uint64_t> flush_devices_{0};  // mask of devices for which completions do not order what NICs wrote
 
+  Coordination coordination_;
   Inbox inbox_;
   Events events_;
   std::atomic<uint64_t> submitted_{0};
@@ -268,6 +309,15 @@ class Engine {
   bool stuck_ = false;
   std::unique_ptr<Worker> worker_;
 };
+
+template <typename T>
+T* Engine::enter_shared(Table<T>& table, te_handle handle) {
+  T* entry = table.peek(handle);
+  bool last = false;
+  if (entry != nullptr && entry->enter(handle, &last)) return entry;
+  if (last) recycle(entry);
+  return nullptr;
+}
 
 // Key of a map: identity and generation, or peer and serial.
 std::string peer_key(const uint8_t* identity, uint64_t generation);

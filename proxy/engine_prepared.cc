@@ -126,11 +126,16 @@ te_transfer* Engine::post_prepared(Prepared& p, int64_t timeout_ns, Error* error
   op->kind = p.kind;
   op->peer = peer;
   op->deadline_ns = deadline;
-  if (!p.region->enter(p.region_handle)) {
-    *error = Error(Status::kRegionClosed, "the source region is closed");
+  if ((*error = fill_prepared(p, op))) {
     give_back_operation(op);
     return nullptr;
   }
+  return submit(op, error);
+}
+
+// On success the region is entered and the operation has its own hold on what was prepared.
+Error Engine::fill_prepared(Prepared& p, Operation* op) {
+  if (!p.region->enter(p.region_handle)) return Error(Status::kRegionClosed, "the source region is closed");
   op->region = p.region;
   if (p.region->buffer_id != 0) {
     if (Error e = check_device_memory(*p.region)) {
@@ -152,7 +157,7 @@ te_transfer* Engine::post_prepared(Prepared& p, int64_t timeout_ns, Error* error
   op->pages = p.pages;
   op->prepared = &p;
   p.stay();
-  return submit(op, error);
+  return {};
 }
 
 void Engine::retire_pages(Operation* op) {

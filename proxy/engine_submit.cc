@@ -81,18 +81,21 @@ void* allocate_block(uint64_t bytes) {
 
 // --- slots -----------------------------------------------------------------------------------------------------------------------
 
+Operation* Engine::try_operation(Peer* peer) {
+  const uint32_t cap = settings_.values.operations_per_peer;
+  if (peer != nullptr && peer->operations.load(std::memory_order_relaxed) >= cap) return nullptr;
+  const uint32_t index = free_operations_.pop();
+  if (index == FreeList::kNone) return nullptr;
+  if (peer != nullptr) peer->operations.fetch_add(1, std::memory_order_relaxed);
+  operations_in_use_.fetch_add(1, std::memory_order_relaxed);
+  return &slab_[index];
+}
+
 Operation* Engine::take_operation(Peer* peer, int64_t deadline_ns, Error* error) {
   const uint32_t cap = settings_.values.operations_per_peer;
   const int64_t slice_end = deadline_after(now_ns(), kSubmitSlice);
   for (int spin = 0;; ++spin) {
-    const bool peer_full = peer != nullptr && peer->operations.load(std::memory_order_relaxed) >= cap;
-    const uint32_t index = peer_full ? FreeList::kNone : free_operations_.pop();
-    if (index != FreeList::kNone) {
-      Operation* op = &slab_[index];
-      if (peer != nullptr) peer->operations.fetch_add(1, std::memory_order_relaxed);
-      operations_in_use_.fetch_add(1, std::memory_order_relaxed);
-      return op;
-    }
+    if (Operation* op = try_operation(peer)) return op;
     if (closing_.load(std::memory_order_relaxed)) {
       *error = Error(Status::kClosed, "the engine is closed");
       return nullptr;
@@ -106,7 +109,7 @@ Operation* Engine::take_operation(Peer* peer, int64_t deadline_ns, Error* error)
       if (now >= deadline_ns) {
         *error = Error(
             Status::kTimeout,
-            peer_full
+            peer != nullptr && peer->operations.load(std::memory_order_relaxed) >= cap
                 ? format("%u operations towards this peer are unfinished, which is the cap (operations_per_peer)", cap)
                 : format("all %u operation slots are in use (setting operations)", settings_.values.operations));
         return nullptr;

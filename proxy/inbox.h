@@ -73,6 +73,20 @@ class Inbox {
   bool shut_ = false;
 };
 
+// A watcher's place in the event stack. It lies in an object that is never freed while the engine lives, so an event of a watcher that was
+// closed meanwhile finds no handle, or that of the watcher which has its place now: then it says no more than "look".
+//
+// `pending` is set by the worker before it pushes (so it is in the stack once at most) and cleared by the fetching thread after it has
+// read `next`. A change is either seen by who fetches, since both are read-modify-writes of one word and who takes the
+// notice looks at the watcher's value afterwards, or finds `pending` clear and is pushed anew.
+struct WatcherNotice {
+  const std::atomic<te_handle>* handle = nullptr;
+  std::atomic<bool> pending{false};
+  WatcherNotice* next = nullptr;
+
+  explicit WatcherNotice(const std::atomic<te_handle>* of) : handle(of) {}
+};
+
 class Events {
  public:
   Events() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
@@ -88,6 +102,15 @@ class Events {
     do {
       transfer->next = head;
     } while (!stack_.compare_exchange_weak(head, transfer, std::memory_order_acq_rel, std::memory_order_relaxed));
+    if (head == nullptr) wake();
+  }
+  // Worker.
+  void push(WatcherNotice* notice) {
+    if (notice->pending.exchange(true, std::memory_order_acq_rel)) return;
+    WatcherNotice* head = notices_.load(std::memory_order_relaxed);
+    do {
+      notice->next = head;
+    } while (!notices_.compare_exchange_weak(head, notice, std::memory_order_acq_rel, std::memory_order_relaxed));
     if (head == nullptr) wake();
   }
   void push_lost(int32_t peer) {
@@ -150,12 +173,22 @@ class Events {
       pending_ = t->next;
       out[count++] = {TE_EVENT_TRANSFER, t->peer, t->user, t};
     }
+    if (taken_notices_ == nullptr) taken_notices_ = notices_.exchange(nullptr, std::memory_order_acq_rel);
+    while (count < capacity && taken_notices_ != nullptr) {
+      WatcherNotice* notice = taken_notices_;
+      taken_notices_ = notice->next;  // from the next line on it may be pushed again
+      notice->pending.exchange(false, std::memory_order_acq_rel);
+      const te_handle handle = notice->handle->load(std::memory_order_acquire);
+      if (handle != TE_NONE) out[count++] = {TE_EVENT_WATCHER, -1, handle, nullptr};
+    }
     return count;
   }
 
   const int fd_;
   std::atomic<te_transfer*> stack_{nullptr};
   te_transfer* pending_ = nullptr;  // fetched but not yet delivered; the fetching thread's
+  std::atomic<WatcherNotice*> notices_{nullptr};
+  WatcherNotice* taken_notices_ = nullptr;  // likewise
   std::atomic<bool> message_{false}, shut_{false};
   std::mutex mutex_;
   std::deque<int32_t> lost_;

@@ -120,9 +120,10 @@ struct Operation {
   bool staged = false;     // goes in pieces: see proxy/staging.h
   bool each_page = false;  // TE_PAGES_EACH applies
   bool has_slot = false;
-  bool unknown = false;   // some part's outcome is unknown
-  bool doubtful = false;  // ended as if the peer had died: see Worker::doubt
-  int doubt_status = 0;   // of the provider
+  bool triggered = false;  // of a trigger's firing: see Worker::firing_posted
+  bool unknown = false;    // some part's outcome is unknown
+  bool doubtful = false;   // ended as if the peer had died: see Worker::doubt
+  int doubt_status = 0;    // of the provider
   int8_t doubt_nic = -1;
   uint8_t slot_posted = 0, slot_delivered = 0;
   uint16_t slot = 0;
@@ -168,7 +169,7 @@ struct Operation {
   void rewind() {
     phase = Phase::kBody;
     queue = Queue::kNone;
-    admitted = planned = stopped = reported = templated = staged = has_slot = unknown = doubtful = false;
+    admitted = planned = stopped = reported = templated = staged = has_slot = triggered = unknown = doubtful = false;
     slot_posted = slot_delivered = parts = parts_wanted = 0;
     first_nic = kAnyNic;
     failure = Status::kOk;

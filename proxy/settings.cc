@@ -75,6 +75,7 @@ Error Settings::check() const {
       {"message_queue_bytes", v.message_queue_bytes, kLeastQueueBytes + uint64_t{2} * v.max_message_bytes,
        uint64_t{1} << 40},
       {"page_immediates", v.page_immediates, TE_PAGES_AUTO, TE_PAGES_LAST},
+      {"gdr", v.gdr, TE_GDR_AUTO, TE_GDR_REQUIRE},
       {"max_peers", v.max_peers, 1, 65536},
       {"max_regions", v.max_regions, 1, Table<Region>::kMaxCapacity - 1},
       {"max_counters", v.max_counters, 1, Table<Counter>::kMaxCapacity},

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "native/alarm.h"
 #include "native/immediate.h"
 #include "native/list.h"
 #include "native/provider.h"
@@ -203,23 +204,14 @@ struct RemoteCounter : Remote {
   uint16_t counter_index = 0;
 };
 
-// A counter of this engine. Only the worker raises it.
-//
-// Waking costs a system call and a context switch, so it happens only when the lowest number that anybody waits for is reached.
-// A waiter: reads `epoch` (acquire), lowers `wake_at` to its number (seq_cst), reads `value` (seq_cst); if too low it sleeps while
-//   `epoch` is what it read, and starts again when woken.
-// The worker: raises `value`, fence (seq_cst), reads `wake_at`; if reached: wake_at = never, epoch + 1, wakes all.
-// Value against wake_at: of the two accesses on each side, either the waiter sees the new value or the worker the waiter's number.
-// Registration against reset: if the waiter read the new epoch, its registration came after the reset and stands; if it
-//   read the old one, it does not sleep, since the epoch has moved (or it is woken), and registers again.
-struct Counter : TableEntry {
+struct Binding;
+
+// A counter of this engine. Only the worker raises it. Woken, too, when a peer was lost, and when the counter or the engine is closed.
+struct Counter : TableEntry, Alarm {
   uint64_t serial = 0;
   std::atomic<uint64_t> value{0};
-  std::atomic<uint32_t> epoch{0};
-  std::atomic<uint64_t> wake_at{kNobody};
   std::atomic<bool> open{true};
   std::mutex close_mutex;
-  static constexpr uint64_t kNobody = UINT64_MAX;
 
   // Worker only.
   struct Holder {
@@ -228,25 +220,9 @@ struct Counter : TableEntry {
     uint16_t index = 0;
   };
   std::vector<Holder> holders;
-  std::vector<Operation*> armed;  // te_counter_reached
+  std::vector<Operation*> armed;   // te_counter_reached
+  std::vector<Binding*> bindings;  // flags that rise with it
   Operation* closing = nullptr;
-
-  void wait_for(uint64_t number) {
-    uint64_t lowest = wake_at.load(std::memory_order_relaxed);
-    while (lowest > number && !wake_at.compare_exchange_weak(lowest, number, std::memory_order_seq_cst)) {
-    }
-  }
-  // After `value` was raised.
-  void wake_if_reached(uint64_t now) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (wake_at.load(std::memory_order_relaxed) <= now) wake();
-  }
-  // Everybody looks again: a peer was lost, the counter or the engine is closed.
-  void wake() {
-    wake_at.store(kNobody, std::memory_order_seq_cst);
-    epoch.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake_all(&epoch);
-  }
 };
 
 }  // namespace te

@@ -69,6 +69,8 @@ te_transfer* acquire_transfer(Engine* engine, uint32_t operations) {
   t->unfinished = operations;
   t->undrained = operations;
   t->under_way = nullptr;
+  t->trigger = nullptr;
+  t->trigger_posted = false;
   t->status = Status::kOk;
   t->provider_status = 0;
   t->nic = -1;

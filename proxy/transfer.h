@@ -20,7 +20,8 @@
 
 namespace te {
 class Engine;
-}
+struct Trigger;
+}  // namespace te
 
 struct te_transfer {
   enum : uint32_t { kDone = 1, kNotify = 2, kSleeper = 4, kQuiesced = 8 };
@@ -36,6 +37,8 @@ struct te_transfer {
   uint32_t unfinished = 0;                     // operations that have not ended
   uint32_t undrained = 0;                      // operations with work requests that may still land
   std::atomic<uint32_t>* under_way = nullptr;  // counts it until it ends; see Target
+  te::Trigger* trigger = nullptr;              // whose firing this is, until it ends
+  bool trigger_posted = false;                 // and has been told that it went out
 
   // The result: written before kDone.
   te::Status status = te::Status::kOk;

@@ -1,10 +1,12 @@
 // The worker's loop, its sleep and its clock.
 #include "proxy/worker.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 
@@ -12,8 +14,11 @@ namespace te {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
+constexpr int64_t kSecond = 1'000 * kMillisecond;
 constexpr int64_t kTick = 2 * kMillisecond;            // resolution of deadlines
 constexpr int64_t kLongestSleep = 100 * kMillisecond;  // heartbeats are checked at least this often
+constexpr int64_t kWatchedSleep = 100'000;             // a GPU's store rings no doorbell
+constexpr unsigned long kTimerSlack = 1'000;           // ns; the kernel's default is half of that sleep
 constexpr uint32_t kSendDepthReserve = 8;
 constexpr int64_t kYieldEvery = 2'000;               // while idle and awake: others may need this core
 constexpr int64_t kPatience = 5'000 * kMillisecond;  // with a worker that was asked to end, beyond its deadline
@@ -125,6 +130,7 @@ void Worker::run() {
     CPU_SET(static_cast<size_t>(engine_.core_), &set);
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
   }
+  prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0);
   now_ = last_tick_ = last_work_ = last_heartbeat_ = now_ns();
   int64_t last_yield = now_;
   for (;;) {
@@ -152,6 +158,7 @@ void Worker::run() {
 bool Worker::round() {
   polled_something_ = false;
   bool worked = take_commands();
+  if (!engine_.coordination_.orders.maybe_empty()) worked |= take_orders();
   ++rounds_;
   bool all_empty = true;
   for (uint32_t i = 0; i < nic_count_; ++i) {
@@ -162,6 +169,8 @@ bool Worker::round() {
   if (!with_untaken_.empty()) take_untaken(all_empty);
   worked |= polled_something_;
   if (staging_.copying > 0 || !staging_.ready.empty()) worked |= serve_staging();
+  if (!watched_.empty()) worked |= look_at_watchers();
+  if (!owed_.empty()) worked |= fire_triggers();
   bool posted = post_flights();
   for (size_t left = scheduled_.size(); left > 0; --left) {
     Peer* peer = scheduled_.pop_front();
@@ -192,13 +201,16 @@ void Worker::sleep() {
   bool safe = engine_.commands_.empty() && !stop_requested_.load(std::memory_order_seq_cst) &&
               !engine_.cancel_requested_.load(std::memory_order_seq_cst) &&
               !engine_.credit_requested_.load(std::memory_order_seq_cst) &&
-              !engine_.sweep_requested_.load(std::memory_order_seq_cst);
+              !engine_.sweep_requested_.load(std::memory_order_seq_cst) && engine_.coordination_.orders.empty() &&
+              !watchers_changed();
   for (uint32_t i = 0; safe && i < nic_count_; ++i) safe = provider_.arm(i);
   if (safe) {
-    const int64_t timeout = sleep_timeout();
+    int64_t timeout = sleep_timeout();
     if (timeout > 0) {
-      epoll_event events[4];
-      epoll_wait(epoll_, events, 4, static_cast<int>((timeout + kMillisecond - 1) / kMillisecond));
+      if (watched_.empty()) timeout = (timeout + kMillisecond - 1) / kMillisecond * kMillisecond;  // not too early
+      pollfd wake{epoll_, POLLIN, 0};
+      const timespec bound{timeout / kSecond, timeout % kSecond};
+      ppoll(&wake, 1, &bound, nullptr);
       bump(sleeps_);
     }
   }
@@ -207,6 +219,7 @@ void Worker::sleep() {
 }
 
 int64_t Worker::sleep_timeout() {
+  if (!watched_.empty()) return kWatchedSleep;
   if (!scheduled_.empty() || !closings_.empty() || !rekeying_.empty() || !doubted_.empty()) return kTick;
   int64_t until = std::min(now_ + kLongestSleep, next_deadline_);
   for (Peer* peer = known_.front(); peer != nullptr; peer = known_.next(peer))
@@ -310,6 +323,9 @@ void Worker::shut_down() {
     if (BatchBlock* block = op->block; block != nullptr && --block->remaining == 0) delete block;
   }
   engine_.counters_.for_each([](Counter& counter) { counter.wake(); });
+  while (!owed_.empty()) owed_.pop_front();  // stays owed
+  take_orders(true);
+  engine_.abort_flags(TE_ABORT_CLOSED);  // those that were opened or cleared meanwhile, too
   engine_.inbox_.shut();
   engine_.events_.shut();
 }

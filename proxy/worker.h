@@ -6,16 +6,19 @@
 //
 // Split by verb: worker.cc (loop, sleep, clock), worker_commands.cc (what callers ask for), worker_finish.cc (how operations end), worker_post.cc (operations to work
 // requests), worker_scatter.cc (flights to work requests), worker_staging.cc (what NICs do not reach), worker_complete.cc (completions, immediates), worker_control.cc (messages between engines), worker_session.cc
-// (acquaintance and loss), worker_paths.cc (paths that come, break and are mended), worker_attach.cc (attach, revoke), worker_fence.cc (closing regions and counters, fences).
+// (acquaintance and loss), worker_flags.cc (flags that rise with counters), worker_watchers.cc (watched words, and the transfers they trigger), worker_paths.cc (paths that come, break and are mended), worker_attach.cc (attach, revoke), worker_fence.cc (closing regions and counters, fences).
 #pragma once
 
 #include <atomic>
+#include <map>
+#include <memory>
 #include <span>
 #include <thread>
 #include <vector>
 
 #include "proxy/engine.h"
 #include "proxy/ids.h"
+#include "proxy/watch_block.h"
 
 namespace te {
 
@@ -104,6 +107,7 @@ class Worker {
   void release_prepared(Operation* op);
   void finish_claim(Operation* op);
   void begin_scatter(Operation* command);
+  void begin_flight(Flight& flight, te_transfer* transfer);
   bool post_flights();
   bool post_flight(Flight& flight);
   void finish_posting(Flight& flight);
@@ -300,6 +304,36 @@ class Worker {
   void advance_remote_fence(Operation& stuck, bool at_last);
   void orphan(Operation* op);
 
+  // --- worker_flags.cc
+  bool take_orders(bool for_good = false);
+  void carry_out(PendingOrder& pending);
+  bool bind(Binding& binding);
+  void unbind(Binding& binding);
+  void unbind_all(Counter& counter);
+  void raise_bound(Counter& counter, uint64_t value);
+  void abort_bound(const Peer& peer);
+
+  // --- worker_watchers.cc
+  void watch(Watcher& watcher, uint64_t value);
+  void unwatch_if_idle(Watcher& watcher);
+  void notify(Watcher& watcher, bool on);
+  void forget(Watcher& watcher);
+  bool arm(Watcher& watcher, Trigger& trigger);
+  void disarm(Trigger& trigger);
+  bool look_at_watchers();
+  bool watchers_changed() const;
+  void ask(Trigger& trigger, uint64_t value);
+  bool fire_triggers();
+  bool fire(Trigger& trigger);
+  te_transfer* start_firing(Trigger& trigger, uint32_t operations);
+  bool fire_write(Trigger& trigger, Prepared& prepared);
+  bool fire_scatter(Trigger& trigger, Prepared& prepared);
+  bool fire_flight(Trigger& trigger, Prepared& prepared, Target& target, Region& region);
+  void firing_refused(Trigger& trigger, const Error& error);
+  void firing_failed(Trigger& trigger, const te_error& error);
+  void firing_posted(te_transfer& transfer);
+  void firing_ended(te_transfer& transfer);
+
   Engine& engine_;
   Provider& provider_;
   const Capabilities& capabilities_;
@@ -368,6 +402,11 @@ class Worker {
   List<Flight, &Flight::link> flights_;  // that still have members to post
   bool posted_flights_ = false;
   StagingState staging_;
+
+  List<Binding, &Binding::link> bound_to_peers_;
+  std::map<const std::atomic<uint64_t>*, std::unique_ptr<WatchBlock>> watch_blocks_;  // by their words
+  std::vector<WatchBlock*> watched_;                                                  // those with something to look at
+  List<Trigger, &Trigger::owed_link> owed_;  // that are due more often than they fired
 
   std::vector<uint8_t> flush_sink_;
   std::vector<MemoryKey> flush_keys_;

@@ -266,6 +266,7 @@ void Worker::slot_arrived(uint16_t id, IdEntry& entry, uint32_t immediate) {
 void Worker::raise(Counter& counter, uint64_t by) {
   const uint64_t value = counter.value.load(std::memory_order_relaxed) + by;
   counter.value.store(value, std::memory_order_release);
+  if (!counter.bindings.empty()) raise_bound(counter, value);
   counter.wake_if_reached(value);
   if (!counter.armed.empty()) check_armed(counter);
 }

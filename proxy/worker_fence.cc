@@ -101,7 +101,9 @@ bool Worker::close_counter_step(Operation* op) {
     for (const Counter::Holder& holder : holders)
       push_record(*holder.peer, revoke_record(RecordType::kRevokeCounter, counter.serial, false));
   }
-  return counter.holders.empty();
+  if (!counter.holders.empty()) return false;
+  unbind_all(counter);
+  return true;
 }
 
 // `watched` holds the regions that are not yet certain.

@@ -31,6 +31,8 @@ void Worker::end_transfer(te_transfer* t) {
   bump(completed_);
   if (t->under_way != nullptr) t->under_way->fetch_sub(1, std::memory_order_relaxed);
   if (t->status != Status::kOk) bump(failed_);
+  if (t->trigger != nullptr) [[unlikely]]
+    firing_ended(*t);
   const uint32_t bits = te_transfer::kDone | (t->undrained == 0 ? te_transfer::kQuiesced : 0u);
   const uint32_t old = t->state.fetch_or(bits, std::memory_order_acq_rel);
   if ((old & te_transfer::kSleeper) != 0) futex_wake_all(&t->state);

@@ -274,6 +274,8 @@ void Worker::flush_batch(Peer& peer) {
     if (item->slot_part) ++op.slot_posted;
     if (&op == previous) continue;
     previous = &op;
+    if (op.triggered && op.transfer != nullptr) [[unlikely]]
+      firing_posted(*op.transfer);
     if (op.queue == Queue::kReady && fully_posted(op) &&
         (result.posted == count || batch_items_[result.posted]->operation != &op))
       leave_queue(&op);

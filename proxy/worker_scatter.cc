@@ -100,6 +100,12 @@ void Worker::finish_claim(Operation* op) {
 void Worker::begin_scatter(Operation* command) {
   Flight& flight = *command->flight;
   te_transfer* transfer = command->transfer;
+  command->flight = nullptr;
+  engine_.give_back_operation(command);
+  begin_flight(flight, transfer);
+}
+
+void Worker::begin_flight(Flight& flight, te_transfer* transfer) {
   flight.transfer = transfer;
   flight.posted = 0;
   flight.remaining = flight.target->count + 1;
@@ -107,8 +113,6 @@ void Worker::begin_scatter(Operation* command) {
   transfer->taken_ns = now_ns();
   transfer->under_way = &flight.target->under_way;
   next_deadline_ = std::min(next_deadline_, flight.deadline_ns);
-  command->flight = nullptr;
-  engine_.give_back_operation(command);
   flights_.push_back(&flight);
   post_flight(flight);
 }
@@ -138,17 +142,22 @@ bool Worker::post_flight(Flight& flight) {
     op.region = flight.region;
     op.deadline_ns = flight.deadline_ns;
     op.flush = flight.flush;
+    op.triggered = transfer->trigger != nullptr;
     if (hurried || !post_member(flight, position, op)) {
       flush_member_batches();  // nothing lies half-way while other code runs
       begin_member(flight, op);
     }
     if (position == 0) {  // the first does not wait for others
       flush_member_batches();
-      if (total_in_flight_ != before) transfer->first_post_ns = now_ns();
+      if (total_in_flight_ != before) {
+        transfer->first_post_ns = now_ns();
+        if (op.triggered) firing_posted(*transfer);
+      }
     }
   }
   flight.posted = end;
   flush_member_batches();
+  if (transfer->trigger != nullptr && total_in_flight_ != before) firing_posted(*transfer);
   flights_.remove(&flight);
   if (end == count) finish_posting(flight);
   else flights_.push_back(&flight);  // behind the others

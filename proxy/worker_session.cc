@@ -409,6 +409,7 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
     counter.wake();
     if (!counter.armed.empty()) check_armed(counter);
   });
+  if (!bound_to_peers_.empty()) abort_bound(peer);
   if (was_connected) engine_.events_.push_lost(peer.index);
   if (parted && (!peer.waiting.empty() || !peer.connects.empty())) ensure_connecting(peer);
 }

@@ -34,6 +34,7 @@ from .errors import (
     TransportError,
     TransportUnavailable,
 )
+from .flags import Binding, Flag
 from .memory import Buffer, Region, RegionSlice
 from .messages import Message, Messages
 from .pages import Pages, PageWrite, Scatter, Write
@@ -42,6 +43,7 @@ from .prepared import Prepared
 from .probing import probe
 from .settings import Settings
 from .transfers import Transfer, TransferTimes
+from .watchers import Trigger, TriggeredTransfers, Watcher
 
 if TYPE_CHECKING:
     from . import kernels, nvlink, rendezvous, topology
@@ -54,6 +56,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "Arrival",
+    "Binding",
     "Buffer",
     "ConfigError",
     "Counter",
@@ -61,6 +64,7 @@ __all__ = [
     "DescriptorError",
     "Engine",
     "EngineClosed",
+    "Flag",
     "ForkedEngine",
     "Message",
     "Messages",
@@ -93,6 +97,9 @@ __all__ = [
     "TransferTimes",
     "TransportError",
     "TransportUnavailable",
+    "Trigger",
+    "TriggeredTransfers",
+    "Watcher",
     "Write",
     "__version__",
     "errors",

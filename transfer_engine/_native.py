@@ -64,7 +64,8 @@ _STRUCTS = (
     "te_error", "te_settings", "te_nic_address", "te_address", "te_region_descriptor", "te_counter_descriptor",
     "te_engine_info", "te_nic_info", "te_peer_info", "te_stats", "te_event", "te_message", "te_write_args",
     "te_page_args", "te_batch_entry", "te_rdma_settings", "te_rdma_port", "te_target_member", "te_scatter_args",
-    "te_times", "te_region_info", "te_device_info",
+    "te_times", "te_region_info", "te_device_info", "te_flag_info", "te_watcher_info", "te_trigger_args",
+    "te_trigger_info",
 )  # fmt: skip
 
 

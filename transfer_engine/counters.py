@@ -14,6 +14,7 @@ from ._handle import CLOSED, EngineHandle
 from ._native import ffi, lib, thread_state
 from .descriptors import CounterDescriptor
 from .errors import ArgumentError, ArgumentTypeError, TransferEngineError, TransferTimeout, refuse_pickle
+from .flags import Binding, Flag
 from .peers import PeerName, peer_indices
 from .transfers import Transfer
 
@@ -123,6 +124,25 @@ class Counter:
         if not pointer:
             raise handle.failure("counter reached", error.status, error)
         return Arrival(pointer, handle, self, expected)
+
+    def bind(self, flag: Flag, every: int = 1, *, peers: Iterable[PeerName] | PeerName | None = None) -> Binding:
+        """From now on the flag's epoch rises by one for each `every` arrivals, without the CPU of a caller in between.
+
+        Arrivals count from the counter's creation, so those that came before are not lost. Several counters may raise
+        one flag. The binding lasts until it, the flag or the counter is closed.
+
+        Args:
+            flag: of the same engine.
+            every: 1 or more.
+            peers: those that the arrivals depend on: the loss of one ends waits for the flag, on devices, too.
+
+        Raises:
+            ArgumentError: a flag of another engine, or `every` is 0.
+            EngineClosed: the counter, flag or engine was closed.
+            ResourceExhausted: too many bindings.
+        """
+        self._handle.ensure_open("bind flag")
+        return Binding(self._handle, self._id, flag, every, peer_indices(self._handle, peers))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Revokes the counter: writes that name it fail from now on. Idempotent.

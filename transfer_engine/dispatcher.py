@@ -39,6 +39,7 @@ class Dispatcher:
         self._jobs: collections.deque[Callable[[], object]] = collections.deque()
         self._peer_lost: list[Callable[[int], object]] = []
         self._message_waiters: list[Callable[[], None]] = []
+        self._watchers: dict[int, Callable[[], object]] = {}
         self._finished = False
         self._thread = threading.Thread(target=self._run, name=f"te-dispatch-{next(_numbers)}", daemon=True)
         self._thread.start()
@@ -70,6 +71,14 @@ class Dispatcher:
                 self._peer_lost = [other for other in self._peer_lost if other is not callback]
 
         return remove
+
+    def on_watcher(self, watcher: int, callback: Callable[[], object] | None) -> None:
+        """Calls `callback()` when that watcher has changed; None ends this."""
+        with self._handle.lock:
+            if callback is None:
+                self._watchers.pop(watcher, None)
+            elif not self._finished:
+                self._watchers[watcher] = callback
 
     def wake_on_message(self, wake: Callable[[], None]) -> None:
         """Calls `wake()` once: when a message has come, or the engine has closed."""
@@ -117,6 +126,10 @@ class Dispatcher:
                 call_guarded(callback, event.peer)
         elif event.kind == lib.TE_EVENT_MESSAGE:
             self._wake_message_waiters()
+        elif event.kind == lib.TE_EVENT_WATCHER:
+            changed = self._watchers.get(event.user)
+            if changed is not None:
+                changed()
 
     def _run_jobs(self) -> None:
         while True:
@@ -141,5 +154,7 @@ class Dispatcher:
             transfer._run_callbacks()  # ended with the engine
         self._finished = True
         self._handle.dispatcher = None  # the two refer to each other
+        with self._handle.lock:
+            self._watchers.clear()
         self._run_jobs()
         self._wake_message_waiters()

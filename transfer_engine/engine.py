@@ -21,6 +21,7 @@ from .counters import Counter
 from .datapath import Datapath
 from .dispatcher import Dispatcher
 from .errors import ArgumentTypeError, ConfigError, TransferEngineError, refuse_callback, refuse_pickle
+from .flags import Flag
 from .memory import Buffer, Region
 from .messages import Message, Messages
 from .pages import PageWrite, Scatter, Write
@@ -29,6 +30,7 @@ from .prepared import Prepared
 from .settings import Settings, to_native
 from .spans import parse_device, span_of
 from .transfers import Transfer
+from .watchers import Watcher
 
 if TYPE_CHECKING:
     from .groups import PeerGroup
@@ -198,6 +200,27 @@ class Engine(Datapath):
             ResourceExhausted: too many are prepared.
         """
         return Prepared(self._handle, operation)
+
+    # --- GPU coordination -------------------------------------------------------------------------------------------
+
+    def flag(self, device: Any = None) -> Flag:
+        """A new epoch at zero, for kernels of a device to wait for, or for threads of the host.
+
+        Args:
+            device: "cuda:<index>" or a torch.device; None is the host, where all else is the same.
+
+        Raises:
+            TransportUnavailable: no CUDA driver or no such device, or with `gdr="require"` no GDRCopy; says what lacks.
+            ResourceExhausted: too many flags are open.
+        """
+        return Flag(self._handle, device)
+
+    def watcher(self, device: Any = None) -> Watcher:
+        """A new word at zero, for kernels of a device to raise, or for threads of the host.
+
+        Arguments and errors as for `flag`.
+        """
+        return Watcher(self._handle, device)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 

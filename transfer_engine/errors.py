@@ -195,7 +195,7 @@ class TransportError(TransferEngineError):
 
 
 class EngineClosed(TransferEngineError):
-    """The engine was closed, or the counter, group, target or prepared transfer in question."""
+    """The engine was closed, or the counter, flag, watcher, group, target or prepared transfer in question."""
 
     default_hint = "open a new te.Engine; keep it open until its transfers have ended"
 

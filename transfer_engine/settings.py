@@ -254,6 +254,11 @@ class Settings:
         None, _ports, "lowest and highest listening port ('LOW-HIGH'); None: any"
     )
     bursts: int = _setting(64, _integer(1, 4096), "work requests posted towards one peer before others get their turn")
+    gdr: str = _setting(
+        "auto",
+        _choice("auto", "off", "require"),
+        "words in GPU memory that the CPU writes through GDRCopy: where it works, never, or an error without it",
+    )
     gid_index: int | None = _setting(
         None, _optional_integer(0, 65535), "cx7: index into the GID table of every port; None: by rule (see `topo`)"
     )
@@ -366,6 +371,7 @@ def to_native(settings: Settings) -> tuple[Any, list[Any]]:
     native.page_immediates = {"auto": lib.TE_PAGES_AUTO, "each": lib.TE_PAGES_EACH, "last": lib.TE_PAGES_LAST}[
         settings.page_immediates
     ]
+    native.gdr = {"auto": lib.TE_GDR_AUTO, "off": lib.TE_GDR_OFF, "require": lib.TE_GDR_REQUIRE}[settings.gdr]
     native.port_low, native.port_high = settings.ports or (0, 0)
     for name in _SAME_NAME:
         setattr(native, name, getattr(settings, name))

@@ -51,6 +51,8 @@ class Far:
         self.memories: list[np.ndarray[Any, Any]] = []
         self.regions: list[te.Region] = []
         self.counters: list[te.Counter] = []
+        self.flags: list[te.Flag] = []
+        self.bindings: list[te.Binding] = []
         self.begun: list[te.Transfer] = []
 
     def address(self) -> te.Address:
@@ -103,6 +105,31 @@ class Far:
 
     def close_counter(self, number: int, timeout_s: float = SOON_S) -> None:
         self.counters[number].close(timeout_s)
+
+    # --- flags ------------------------------------------------------------------------------------------------------
+
+    def flag(self) -> int:
+        self.flags.append(self.engine.flag())
+        return len(self.flags) - 1
+
+    def bind(self, counter: int, flag: int, every: int = 1, peers: Any = None) -> int:
+        self.bindings.append(self.counters[counter].bind(self.flags[flag], every, peers=peers))
+        return len(self.bindings) - 1
+
+    def unbind(self, binding: int) -> None:
+        self.bindings[binding].close()
+
+    def flag_value(self, number: int) -> int:
+        return self.flags[number].value
+
+    def flag_wait(self, number: int, at_least: int, timeout_s: float = SOON_S) -> int:
+        return self.flags[number].wait_value(at_least, timeout_s=timeout_s)
+
+    def flag_check(self, number: int) -> None:
+        self.flags[number].check()
+
+    def flag_clear(self, number: int) -> None:
+        self.flags[number].clear()
 
     # --- peers and messages -------------------------------------------------------------------------------------------
 

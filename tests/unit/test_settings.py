@@ -37,8 +37,8 @@ def test_every_setting_reaches_the_core(monkeypatch: pytest.MonkeyPatch) -> None
         "nic_window_bytes": 4098, "immediate_window": 20, "assembly_slots": 21,
         "message_window": 22, "max_message_bytes": 23, "message_queue_bytes": 4142, "chunk_bytes": 25,
         "shard_bytes": 26, "page_immediates": "last", "max_peers": 27, "max_regions": 28, "max_counters": 29,
-        "ports": (30, 31), "bursts": 32, "gid_index": 33, "pkey_index": 34, "path_mtu": 2048, "service_level": 5,
-        "traffic_class": 106, "ack_timeout": 20, "retry_count": 6, "rnr_retry": 3, "rnr_timer": 14,
+        "ports": (30, 31), "bursts": 32, "gdr": "require", "gid_index": 33, "pkey_index": 34, "path_mtu": 2048,
+        "service_level": 5, "traffic_class": 106, "ack_timeout": 20, "retry_count": 6, "rnr_retry": 3, "rnr_timer": 14,
         "identity": bytes(range(16)), "sim": "seed=2",
     }  # fmt: skip
     assert set(values) == {field.name for field in dataclasses.fields(te.Settings)}
@@ -51,6 +51,7 @@ def test_every_setting_reaches_the_core(monkeypatch: pytest.MonkeyPatch) -> None
     ]  # fmt: skip
     assert (native.spin_ns, native.core) == (250_000_000, 3)
     assert (native.polling, native.page_immediates) == (_native.lib.TE_POLL_BUSY, _native.lib.TE_PAGES_LAST)
+    assert native.gdr == _native.lib.TE_GDR_REQUIRE
     assert (native.port_low, native.port_high) == (30, 31)
     for name, value in values.items():
         if isinstance(value, int) and name != "core":
