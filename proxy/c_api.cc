@@ -1,4 +1,6 @@
 // The C entry points of native/te.h: each checks its handle, calls the engine, and turns an Error into the C struct. No exception leaves.
+#include "proxy/c_api.h"
+
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
@@ -6,7 +8,6 @@
 
 #include "native/gpu/memory.h"
 #include "native/wire.h"
-#include "proxy/c_api.h"
 #include "proxy/engine.h"
 #include "proxy/providers.h"
 

@@ -126,7 +126,9 @@ te_transfer* Engine::post_prepared(Prepared& p, int64_t timeout_ns, Error* error
   op->kind = p.kind;
   op->peer = peer;
   op->deadline_ns = deadline;
-  if ((*error = fill_prepared(p, op))) {
+  if (p.region->buffer_id != 0 && p.region->open.load(std::memory_order_acquire))
+    *error = check_device_memory(*p.region);
+  if (*error || (*error = fill_prepared(p, op))) {
     give_back_operation(op);
     return nullptr;
   }
@@ -137,14 +139,6 @@ te_transfer* Engine::post_prepared(Prepared& p, int64_t timeout_ns, Error* error
 Error Engine::fill_prepared(Prepared& p, Operation* op) {
   if (!p.region->enter(p.region_handle)) return Error(Status::kRegionClosed, "the source region is closed");
   op->region = p.region;
-  if (p.region->buffer_id != 0) {
-    if (Error e = check_device_memory(*p.region)) {
-      *error = e;
-      p.region->leave();
-      give_back_operation(op);
-      return nullptr;
-    }
-  }
   op->remote = p.member.remote;
   op->counter = p.member.counter;
   op->remote_handle = p.member.remote_handle;

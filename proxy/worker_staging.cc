@@ -114,7 +114,8 @@ bool Worker::start_piece(Peer& peer, Operation& op) {
   p.to_device = false;
   p.device = op.region->span.device_index;
   p.address = reinterpret_cast<uint64_t>(memory);
-  p.buffer_id = 0;  // of the range's start; that was checked at the call
+  p.anchor = reinterpret_cast<uint64_t>(op.region->span.address);
+  p.buffer_id = op.region->buffer_id;
   p.state = Piece::State::kCopying;
   submit_copy(p);
   return true;
@@ -529,7 +530,8 @@ void Worker::take_staged(Peer& peer, const Record& record) {
   a.to_device = true;
   a.device = region->span.device_index;
   a.address = reinterpret_cast<uint64_t>(region->span.address) + record.offset;
-  a.buffer_id = record.offset == 0 ? region->buffer_id : 0;
+  a.anchor = reinterpret_cast<uint64_t>(region->span.address);
+  a.buffer_id = region->buffer_id;
   a.host = own->incoming(record.slot);
   a.length = record.length;
   ++region->arriving;

@@ -122,7 +122,7 @@ void Copier::start(CopyJob* job) {
     if (found != lanes_.end()) lane = found->second.get();
   }
   if (lane == nullptr) return end(job, Status::kTransport, result::kInvalidDevice);
-  if (was_freed(cuda_, job->address, job->buffer_id)) return end(job, Status::kRegistration, result::kInvalidValue);
+  if (was_freed(cuda_, job->anchor, job->buffer_id)) return end(job, Status::kRegistration, result::kInvalidValue);
   const ContextScope scope(cuda_, lane->context);
   CuEvent event = nullptr;
   CuResult code = result::kSuccess;

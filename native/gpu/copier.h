@@ -27,6 +27,7 @@ struct CopyJob {
   bool to_device = false;
   int device = 0;
   uint64_t address = 0;    // on the device
+  uint64_t anchor = 0;     // where the allocation was looked at when it was registered
   uint64_t buffer_id = 0;  // that must still be there; 0: not checked
   void* host = nullptr;    // pinned
   uint64_t length = 0;
