@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import operator
 from typing import Any
@@ -47,6 +49,11 @@ def open_word(handle: EngineHandle, function: Any, operation: str, device: Any) 
     status = function(handle.pointer, index, out, error)
     if status != _native.OK:
         raise refusal(handle, operation, status, error)
+    if index != HOST:
+        # Now rather than by the first wait: loading waits for kernels that run, which may wait for that one. Where it
+        # cannot be done the first `launch` says why, and kernels of the caller's need none of this.
+        with contextlib.suppress(TransferEngineError):
+            _module("waits", index)
     return int(out[0]), index
 
 
@@ -72,5 +79,14 @@ def launch(module: str, kernel: str, device: int, stream: object, *arguments: in
         stream: what `kernels.stream_handle` takes.
         arguments: 64-bit integers, addresses among them.
     """
-    kernels: Any = importlib.import_module(".kernels", __package__)  # on first use: it needs the driver
-    kernels.launch(kernels.load(module, device), kernel, (1,), (1,), arguments, kernels.stream_handle(stream))
+    _kernels().launch(_module(module, device)[kernel], stream, 1, 1, *arguments)
+
+
+@functools.cache
+def _module(name: str, device: int) -> Any:
+    """The kernels of a source: looked for once."""
+    return _kernels().load(name, device)
+
+
+def _kernels() -> Any:
+    return importlib.import_module(".kernels", __package__)  # on first use: it needs the driver
