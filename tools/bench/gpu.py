@@ -1,14 +1,15 @@
-"""Figures of a GPU: bandwidth between the memories of two ranks, and round trips of a word between GPU and CPU.
+"""Figures of a GPU: bandwidth, round trips of a word between GPU and CPU and through the engine, staged transfers.
 
 `make bench-gpu` runs it; the record goes to docs/results/gpu-bench.json. Two GPUs where there are two, else two
-processes on one GPU, whose figures say nothing about NVLink and are labelled so.
+processes on one GPU, whose figures say nothing about NVLink and are labelled so. `--only raise-to-post,aborts`
+measures some of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import shutil
+import json
 import statistics
 import subprocess
 import sys
@@ -19,62 +20,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpu_staging
+import gpu_words
 import numpy as np
+from gpu_support import LINE_WORDS, MIB, SETTLING, Gpu, Helper, busy_work, of_rounds, percentiles
 from transfer_engine.tools import gpu_record
 
 import transfer_engine as te
-from transfer_engine import _cuda
 from transfer_engine.kernels import launch
 
 ROOT = Path(__file__).resolve().parents[2]
-MIB = 1 << 20
 BUFFER_BYTES = 1024 * MIB  # many times the L2 of any device
 REPETITIONS, WARM_UP = 20, 5
 ROUNDS, WARM_UP_ROUNDS = 20_000, 1_000
-SETTLING = 100  # first rounds that do not count: while the load is put there nobody answers
-LINE_WORDS = 16
-
-RESPONDER = """
-#include <stdint.h>
-void respond(const uint64_t* seen, uint64_t* answer, const uint64_t* stop, uint64_t rounds) {
-  for (uint64_t k = 1; k <= rounds; ++k) {
-    while (__atomic_load_n(seen, __ATOMIC_ACQUIRE) < k)
-      if (__atomic_load_n(stop, __ATOMIC_RELAXED)) return;
-    __atomic_store_n(answer, k, __ATOMIC_RELEASE);
-  }
-}
-"""
-
-
-class Gpu:
-    """The driver with a device's primary context current in this thread."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.driver = _cuda.driver("bench")
-        self.device = _cuda.handle_of(self.driver, index, "bench")
-        self.context = self("cuDevicePrimaryCtxRetain", self.device)
-        self.use()
-
-    def __call__(self, name: str, *arguments: Any) -> Any:
-        """Calls the driver."""
-        return _cuda.check(self.driver, name, *arguments)
-
-    def use(self) -> None:
-        """Makes the context current here."""
-        self("cuCtxSetCurrent", self.context)
-
-    def stream(self) -> Any:
-        """One that does not wait for the default stream."""
-        return self("cuStreamCreate", int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-
-    def count(self) -> int:
-        """How many devices there are."""
-        return int(self("cuDeviceGetCount"))
-
-    def processors(self) -> int:
-        """How many multiprocessors the device has."""
-        return _cuda.attribute(self.driver, self.index, "MULTIPROCESSOR_COUNT", "bench")
+POST_ROUNDS, CALLBACK_ROUNDS = 100_000, 5_000
 
 
 # --- bandwidth --------------------------------------------------------------------------------------------------------
@@ -190,85 +149,11 @@ def plain_copy(figures: list[dict[str, Any]], *, nbytes: int) -> None:
 # --- round trips ------------------------------------------------------------------------------------------------------
 
 
-def responder(folder: Path) -> tuple[str, Callable[[int, int, int, int], None]]:
-    """The CPU's side: in C where there is a compiler, which gives the floor; else in Python."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler:
-        (folder / "respond.c").write_text(RESPONDER)
-        library = folder / "respond.so"
-        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, folder / "respond.c"], check=True)
-        function = ctypes.CDLL(str(library)).respond
-        function.argtypes, function.restype = [*[ctypes.c_void_p] * 3, ctypes.c_uint64], None
-        return "C", lambda *arguments: function(*arguments)
-
-    def respond(seen: int, answer: int, stop: int, rounds: int) -> None:
-        watched, answered, ended = (ctypes.c_uint64.from_address(at) for at in (seen, answer, stop))
-        for k in range(1, rounds + 1):
-            while watched.value < k:
-                if ended.value:
-                    return
-            answered.value = k
-
-    return "Python", respond
-
-
-def busy_work(gpu: Gpu) -> tuple[str, Callable[[float], Callable[[], None]]]:
-    """What keeps the whole GPU at work for so many seconds: its name, and how to put it into a stream of its own."""
-    try:
-        import torch
-    except ImportError:
-        torch = None
-    if torch is not None and torch.cuda.is_available():
-        with torch.cuda.device(gpu.index):
-            side = torch.cuda.Stream()
-            a, b, c = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-
-            def once() -> None:
-                with torch.cuda.device(gpu.index), torch.cuda.stream(side):
-                    torch.mm(a, b, out=c)
-
-        name, stream = "bfloat16 matrix products of 8192", side.cuda_stream
-    else:
-        stream, copy = gpu.stream(), te.kernels.load("copy", gpu.index)
-        to, source = gpu("cuMemAlloc", 512 * MIB), gpu("cuMemAlloc", 512 * MIB)
-        grid = 2 * gpu.processors()
-
-        def once() -> None:
-            launch(copy["te_push"], stream, grid, 512, int(to), int(source), 512 * MIB)
-
-        name = "copies of 512 MiB"
-
-    def measured() -> float:
-        begin = time.perf_counter()
-        for _ in range(20):
-            once()
-        gpu("cuStreamSynchronize", int(stream))
-        return (time.perf_counter() - begin) / 20
-
-    gpu("cuCtxSynchronize")
-    measured()
-    each_s = measured()
-
-    def keep_busy(seconds: float) -> Callable[[], None]:
-        times = min(max(int(seconds / each_s), 1), 900)  # below what a stream's queue takes without blocking
-
-        def put() -> None:
-            for _ in range(times):
-                once()
-
-        return put
-
-    return name, keep_busy
-
-
-def round_trips(figures: list[dict[str, Any]], folder: Path, *, rounds: int) -> None:
+def round_trips(figures: list[dict[str, Any]], helper: Helper, *, rounds: int) -> None:
     """GPU stores, CPU sees and answers, GPU sees: with the GPU idle, and with all its processors at work."""
     gpu = Gpu(0)
-    language, respond = responder(folder)
     kernels, stream = te.kernels.load("pingpong", 0), gpu.stream()
-    flags = gpu.driver.CU_MEMHOSTALLOC_PORTABLE | gpu.driver.CU_MEMHOSTALLOC_DEVICEMAP
-    host = int(gpu("cuMemHostAlloc", 8 * 3 * LINE_WORDS, flags))
-    at = int(gpu("cuMemHostGetDevicePointer", host, 0))
+    host, at = gpu.pinned(3 * LINE_WORDS)
     there, back, control = (8 * LINE_WORDS * place for place in range(3))
     most = max(rounds + SETTLING, WARM_UP_ROUNDS)
     times, taken = gpu("cuMemAlloc", 16 * most), gpu("cuMemAlloc", 8)
@@ -289,14 +174,14 @@ def round_trips(figures: list[dict[str, Any]], folder: Path, *, rounds: int) -> 
             load()
         watchdog = threading.Timer(60, lambda: ctypes.memset(host + control, 1, 1))
         watchdog.start()
-        respond(host + there, host + back, host + control, count)
+        helper.respond(host + there, host + back, host + control, count)
         gpu("cuStreamSynchronize", stream)
         watchdog.cancel()
         gpu("cuCtxSynchronize")
         gpu("cuMemcpyDtoH", result.ctypes.data, times, 16 * count)
         if ctypes.c_uint64.from_address(host + control).value:
             raise SystemExit(f"{kernel} did not come to its end")
-        return result[SETTLING:count].astype(np.float64)
+        return of_rounds(result[SETTLING:count])
 
     for kernel, name in (
         ("te_pingpong", "flag ping-pong, floor"),
@@ -305,50 +190,84 @@ def round_trips(figures: list[dict[str, Any]], folder: Path, *, rounds: int) -> 
         run(kernel, WARM_UP_ROUNDS, None)
         for state in ("idle", f"busy: {busy_name}"):
             load = None if state == "idle" else keep_busy(rounds * 5e-6 + 0.05)
-            cycles, nanoseconds = run(kernel, rounds + SETTLING, load).T
-            # The clock of cycles is fine, that of nanoseconds coarse: the sum of the second gives the first its unit.
-            microseconds = cycles * (nanoseconds.sum() / cycles.sum()) / 1e3
-            p50, p99, p999 = (float(value) for value in np.percentile(microseconds, (50, 99, 99.9)))
+            microseconds = run(kernel, rounds + SETTLING, load)
             figures.append({
-                "name": name, "gpu": state, "cpu": language, "rounds": rounds,
-                "us": {"p50": p50, "p99": p99, "p99.9": p999, "max": float(microseconds.max())},
+                "name": name, "gpu": state, "cpu": helper.language, "rounds": rounds,
+                "us": percentiles(microseconds),
             })  # fmt: skip
     for free, what in (("cuMemFreeHost", host), ("cuMemFree", times), ("cuMemFree", taken)):
         gpu(free, what)
+
+
+def sections(helper: Helper, quick: bool) -> dict[str, Callable[[list[dict[str, Any]]], None]]:
+    """What can be measured, by name, in the order in which it is: later ones may use the floors of earlier ones."""
+    nbytes, rounds = (256 * MIB, 2000) if quick else (BUFFER_BYTES, ROUNDS)
+    many, some = (5000, 1000) if quick else (POST_ROUNDS, CALLBACK_ROUNDS)
+    staged = 64 * MIB if quick else 256 * MIB
+    return {
+        "peers": lambda figures: peers(figures, nbytes=nbytes),
+        "plain-copy": lambda figures: plain_copy(figures, nbytes=nbytes),
+        "round-trips": lambda figures: round_trips(figures, helper, rounds=rounds),
+        "raise-to-post": lambda figures: gpu_words.raise_to_post(figures, helper, rounds=many),
+        "raise-to-callback": lambda figures: gpu_words.raise_to_callback(figures, helper, rounds=some),
+        "raise-to-arrival": lambda figures: gpu_words.raise_to_arrival(figures, helper, rounds=rounds),
+        "aborts": lambda figures: gpu_words.aborts(figures, helper),
+        "staged": lambda figures: gpu_staging.bandwidth(figures, helper, nbytes=staged),
+        "calls": lambda figures: gpu_staging.calls(figures, helper),
+        "driver": lambda figures: gpu_staging.driver_facts(figures, helper),
+    }
 
 
 def main() -> None:
     """Prints each figure, and writes all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a look: smaller buffers, fewer rounds, no record")
+    parser.add_argument("--only", metavar="NAME,NAME", help="only these, and no record; 'help' lists them")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures, also where there is no record")
     parser.add_argument("--peer", nargs=3, metavar=("STORE", "DEVICE", "BYTES"), help=argparse.SUPPRESS)
+    parser.add_argument("--far", nargs=3, metavar=("TRANSPORT", "BYTES", "ADDRESS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer:
         peer(arguments.peer[0], int(arguments.peer[1]), int(arguments.peer[2]))
         return
+    if arguments.far:
+        gpu_staging.far(arguments.far[0], int(arguments.far[1]), arguments.far[2])
+        return
     figures: list[dict[str, Any]] = []
-    nbytes, rounds = (256 * MIB, 2000) if arguments.quick else (BUFFER_BYTES, ROUNDS)
-    try:
-        record = gpu_record.header(ROOT)
-        peers(figures, nbytes=nbytes)
-        plain_copy(figures, nbytes=nbytes)
-        with tempfile.TemporaryDirectory() as folder:
-            round_trips(figures, Path(folder), rounds=rounds)
-    except te.TransportUnavailable as error:
-        raise SystemExit(f"no GPU here: {error}") from None
-    for figure in figures:
-        print(shown(figure))
-    if not arguments.quick:
+    with tempfile.TemporaryDirectory() as folder:
+        all_of_them = sections(Helper(Path(folder)), arguments.quick)
+        wanted = arguments.only.split(",") if arguments.only else list(all_of_them)
+        if not set(wanted) <= set(all_of_them):
+            parser.error(f"--only takes some of {','.join(all_of_them)}")
+        try:
+            record = gpu_record.header(ROOT)
+            for name in wanted:
+                shown_before = len(figures)
+                begin = time.perf_counter()
+                all_of_them[name](figures)
+                for figure in figures[shown_before:]:
+                    print(shown(figure), flush=True)
+                print(f"({name}: {time.perf_counter() - begin:.1f} s)", flush=True)
+        except te.TransportUnavailable as error:
+            raise SystemExit(f"no GPU here: {error}") from None
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**record, "figures": figures}, indent=2) + "\n")
+    if not arguments.quick and not arguments.only:
         print("recorded in", gpu_record.write(ROOT, gpu_record.BENCH, {**record, "figures": figures}))
 
 
 def shown(figure: dict[str, Any]) -> str:
-    """One line."""
-    where = figure.get("path") or f"GPU {figure['gpu']}, CPU in {figure['cpu']}"
-    values = figure.get("GB_per_s") or figure["us"]
-    unit = "GB/s" if "GB_per_s" in figure else "us"
-    numbers = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
-    return f"{figure['name']} ({where}): {numbers} {unit}"
+    """One line; of facts, one for each."""
+    if "facts" in figure:
+        return "\n".join(f"{figure['name']}: {name}: {value}" for name, value in figure["facts"].items())
+    labels = ("path", "transport", "armed", "gpu", "cpu", "core", "kind")
+    where = ", ".join(f"{label} {figure[label]}" for label in labels if label in figure)
+    parts = []
+    for key, values in figure.items():
+        if isinstance(values, dict):
+            numbers = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+            parts.append(f"{key.replace('_per_', '/')}: {numbers}")
+    return f"{figure['name']} ({where}): {'; '.join(parts)}"
 
 
 if __name__ == "__main__":
