@@ -1,11 +1,12 @@
 // The C entry points of native/te.h: each checks its handle, calls the engine, and turns an Error into the C struct. No exception leaves.
+#include "proxy/c_api.h"
+
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <new>
 
 #include "native/wire.h"
-#include "proxy/c_api.h"
 #include "proxy/engine.h"
 #include "proxy/providers.h"
 
