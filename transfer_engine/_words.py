@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import operator
 from typing import Any
 
@@ -72,5 +71,6 @@ def launch(module: str, kernel: str, device: int, stream: object, *arguments: in
         stream: what `kernels.stream_handle` takes.
         arguments: 64-bit integers, addresses among them.
     """
-    kernels: Any = importlib.import_module(".kernels", __package__)  # on first use: it needs the driver
-    kernels.launch(kernels.load(module, device), kernel, (1,), (1,), arguments, kernels.stream_handle(stream))
+    from . import kernels  # on first use: it needs the driver
+
+    kernels.launch(kernels.load(module, device)[kernel], stream, 1, 1, *arguments)
