@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import operator
 from typing import Any
 
@@ -46,6 +48,8 @@ def open_word(handle: EngineHandle, function: Any, operation: str, device: Any) 
     status = function(handle.pointer, index, out, error)
     if status != _native.OK:
         raise refusal(handle, operation, status, error)
+    if index != HOST:
+        load_ahead(index)
     return int(out[0]), index
 
 
@@ -73,4 +77,18 @@ def launch(module: str, kernel: str, device: int, stream: object, *arguments: in
     """
     from . import kernels  # on first use: it needs the driver
 
-    kernels.launch(kernels.load(module, device)[kernel], stream, 1, 1, *arguments)
+    kernels.launch(_kernel(module, kernel, device), stream, 1, 1, *arguments)
+
+
+@functools.cache
+def _kernel(module: str, kernel: str, device: int) -> Any:
+    from . import kernels
+
+    return kernels.load(module, device)[kernel]
+
+
+def load_ahead(device: int) -> None:
+    """Loads the kernels that wait and raise, where that can be done: later it would wait for kernels that run."""
+    with contextlib.suppress(TransferEngineError):  # whoever launches one is told why
+        for kernel in ("te_raise", "te_wait"):
+            _kernel("waits", kernel, device)
