@@ -30,6 +30,9 @@ class Side:
             self.wrong = int(_cuda.check(self.driver, "cuMemAlloc", 8))
         return bytes(self.counter.descriptor).hex()
 
+    def address(self) -> str:
+        return bytes(self.engine.address).hex()
+
     def stage(self, name: str, nbytes: int) -> str:
         """Device memory, registered with staging; gives its descriptor."""
         with _cuda.current(self.driver, self.device, "test"):
