@@ -188,6 +188,7 @@ bench: .venv/.wheel ## host overhead, bandwidth, rate and latency on this machin
 	@for transport in tcp shm; do test ! -x build/bench/bench_fabric || $(loopback_only) build/bench/bench_fabric $$transport || exit; done
 	@tools/bench/posting.sh build/bench
 	@tools/bench/scatter.sh build/bench
+	@build/bench/bench_watchers
 	@$(loopback_only) .venv/bin/transfer-engine bench
 
 # --- style --------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "proxy/providers.h"
 #include "proxy/worker.h"
@@ -142,6 +144,7 @@ Engine::~Engine() {
   worker_.reset();
   for (uint32_t i = 0; i < peer_count_.load(std::memory_order_relaxed); ++i)
     delete peers_[i].load(std::memory_order_relaxed);
+  prepared_.for_each([](Prepared& prepared) { std::free(std::exchange(prepared.pages, nullptr)); });  // never closed
   for (PageList* list : {spare_pages_, retired_pages_.load(std::memory_order_relaxed)}) {
     while (list != nullptr) {
       PageList* next = list->next;

@@ -84,6 +84,7 @@ Error Engine::open_staging(const gpu::Cuda& cuda, int device) {
   staging->count = settings_.values.staging_slots;
   gpu::CuContext context = nullptr;
   if (Error e = gpu::primary_context(cuda, device, &context)) return e;
+  staging->context = context;
   const gpu::ContextScope scope(cuda, context);
   const uint32_t most = StagingState::kPieces + staging->count;
   if (Error e = gpu::Copier::open(cuda, most, [this] { doorbell_.ring(); }, &staging->copier)) return e;
@@ -115,6 +116,7 @@ void Engine::close_staging(Staging& staging) {
   for (uint32_t i = 0; i < staging.registered; ++i)
     static_cast<void>(provider_->deregister_memory(i, staging.keys[i]).ok());
   staging.registered = 0;
+  const gpu::ContextScope scope(*staging.cuda, staging.context);
   if (staging.memory != nullptr) static_cast<void>(staging.cuda->host_free(staging.memory));
   staging.memory = nullptr;
 }
@@ -165,7 +167,13 @@ Error Engine::allocate_mapped(int device, uint64_t length, void** out) {
 
 void Engine::free_mapped(void* memory) {
   const gpu::Cuda* cuda = nullptr;
-  if (!gpu::load_cuda(&cuda)) static_cast<void>(cuda->host_free(memory));
+  int32_t device = 0;
+  gpu::CuContext context = nullptr;
+  if (gpu::load_cuda(&cuda) || gpu::device_of(reinterpret_cast<uint64_t>(memory), &device) ||
+      gpu::primary_context(*cuda, device, &context))
+    return;
+  const gpu::ContextScope scope(*cuda, context);
+  static_cast<void>(cuda->host_free(memory));
 }
 
 }  // namespace te

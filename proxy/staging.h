@@ -37,6 +37,7 @@ struct Region;
 // The slots and the copier. Made by a caller's thread, then constant until the engine closes.
 struct Staging {
   const gpu::Cuda* cuda = nullptr;
+  gpu::CuContext context = nullptr;
   uint8_t* memory = nullptr;  // `count` slots to send from, then as many to receive into
   uint32_t slot_bytes = 0, count = 0;
   MemoryKey keys[TE_MAX_NICS];

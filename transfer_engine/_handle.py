@@ -163,7 +163,7 @@ class EngineHandle:
         hint = None
         if status == _native.CLOSED and self.state == OPEN:
             hint = "this counter was closed, the engine is open: make another with engine.counter()"
-        elif status == lib.TE_ERR_CONFIG:  # of an open engine: what it was given belongs to another transport
+        elif status == lib.TE_ERR_CONFIG and "speaks transport" in _native.text(error.message):
             status, hint = lib.TE_ERR_ARGUMENT, "open both engines on one transport, and exchange addresses again"
         elif status == lib.TE_ERR_RANGE and operation in ("write_pages", "write_batch"):
             hint = "page i is page_bytes long, at offset_bytes + indices[i] * stride_bytes; all of it must be inside"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import operator
 from typing import Any
 
@@ -50,10 +49,7 @@ def open_word(handle: EngineHandle, function: Any, operation: str, device: Any) 
     if status != _native.OK:
         raise refusal(handle, operation, status, error)
     if index != HOST:
-        # Now rather than by the first wait: loading waits for kernels that run, which may wait for that one. Where it
-        # cannot be done the first `launch` says why, and kernels of the caller's need none of this.
-        with contextlib.suppress(TransferEngineError):
-            _module("waits", index)
+        load_ahead(index)
     return int(out[0]), index
 
 
@@ -79,14 +75,20 @@ def launch(module: str, kernel: str, device: int, stream: object, *arguments: in
         stream: what `kernels.stream_handle` takes.
         arguments: 64-bit integers, addresses among them.
     """
-    _kernels().launch(_module(module, device)[kernel], stream, 1, 1, *arguments)
+    from . import kernels  # on first use: it needs the driver
+
+    kernels.launch(_kernel(module, kernel, device), stream, 1, 1, *arguments)
 
 
 @functools.cache
-def _module(name: str, device: int) -> Any:
-    """The kernels of a source: looked for once."""
-    return _kernels().load(name, device)
+def _kernel(module: str, kernel: str, device: int) -> Any:
+    from . import kernels
+
+    return kernels.load(module, device)[kernel]
 
 
-def _kernels() -> Any:
-    return importlib.import_module(".kernels", __package__)  # on first use: it needs the driver
+def load_ahead(device: int) -> None:
+    """Loads the kernels that wait and raise, where that can be done: later it would wait for kernels that run."""
+    with contextlib.suppress(TransferEngineError):  # whoever launches one is told why
+        for kernel in ("te_raise", "te_wait"):
+            _kernel("waits", kernel, device)

@@ -47,9 +47,10 @@ Words::~Words() {
 
 Error Words::take(Word* out) {
   uint32_t index = free_.pop();
-  while (index == FreeList::kNone) {
-    if (Error e = grow()) return e;
-    index = free_.pop();
+  if (index == FreeList::kNone) {
+    const std::lock_guard lock(mutex_);
+    while ((index = free_.pop()) == FreeList::kNone)  // else another thread has made room meanwhile
+      if (Error e = grow()) return e;
   }
   const Block& block = blocks_[index / per_block()];
   const uint32_t at = index % per_block() * words_;
@@ -68,8 +69,8 @@ Error Words::take(Word* out) {
   return {};
 }
 
+// With the mutex.
 Error Words::grow() {
-  const std::lock_guard lock(mutex_);
   const uint32_t made = made_.load(std::memory_order_relaxed);
   if (made == blocks_.size())
     return Error(Status::kExhausted, format("all %u words of this kind are in use; close some first", most_));

@@ -59,7 +59,8 @@ def test_every_error_has_its_section_in_troubleshooting() -> None:
 def test_every_test_that_the_contract_names_exists() -> None:
     known = {
         f"{path.name}::{name}"
-        for path in (ROOT / "tests/conformance").glob("test_*.py")
+        for folder in ("conformance", "gpu", "unit")
+        for path in (ROOT / "tests" / folder).glob("test_*.py")
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.M)
     }
     files = {name.split("::")[0] for name in known}

@@ -33,11 +33,25 @@ def missing() -> str | None:
     return None
 
 
+_reason = missing()
+
+
+class _Skipped(pytest.Module):
+    def collect(self) -> Any:
+        pytest.skip(str(_reason), allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Where nothing can run, each file says so once."""
+    if _reason is None or module_path.parent != Path(__file__).parent:
+        return None
+    return _Skipped.from_parent(parent, path=module_path)
+
+
 @pytest.fixture(scope="session")
 def _usable() -> None:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
+    if _reason:
+        pytest.skip(_reason)
 
 
 @pytest.fixture

@@ -62,6 +62,23 @@ TEST_CASE("pure: words: many threads take and give back") {
   CHECK(wrong == 0);
 }
 
+TEST_CASE("pure: words: many threads that begin at once find room while there is some") {
+  for (int round = 0; round < scaled(500); ++round) {
+    Words words(WordKind::kHost, -1, 8, 1024);  // one block
+    std::atomic<int> refused{0}, ready{0};
+    std::vector<std::thread> threads;
+    for (int k = 0; k < 4; ++k)
+      threads.emplace_back([&] {
+        ++ready;
+        while (ready.load() < 4) std::this_thread::yield();
+        Word word;
+        if (!words.take(&word).ok()) ++refused;
+      });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(refused == 0);
+  }
+}
+
 TEST_CASE("pure: words: without a GPU the reason is told") {
   const gpu::Cuda* cuda = nullptr;
   const Error none = gpu::load_cuda(&cuda);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator
@@ -28,26 +29,29 @@ class Driver:
         library.cuDevicePrimaryCtxRetain.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_int)
         library.cuCtxPushCurrent_v2.argtypes = (ctypes.c_void_p,)
         assert library.cuInit(0) == 0
-        self.contexts: dict[int, Any] = {}
-        self.allocated: list[int] = []
+        self.allocated: dict[int, int] = {}  # address -> device
 
     def configure(self, options: str) -> None:
         assert self.library.standin_cuda_configure(options.encode()) == 0
 
-    def allocate(self, nbytes: int, device: int = 0) -> int:
+    @contextlib.contextmanager
+    def current(self, device: int) -> Iterator[None]:
         context = ctypes.c_void_p()
         assert self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
         assert self.library.cuCtxPushCurrent_v2(context) == 0
-        pointer = ctypes.c_uint64()
-        status = self.library.cuMemAlloc_v2(ctypes.byref(pointer), nbytes)
+        yield
         assert self.library.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
-        assert status == 0
-        self.allocated.append(pointer.value)
+
+    def allocate(self, nbytes: int, device: int = 0) -> int:
+        pointer = ctypes.c_uint64()
+        with self.current(device):
+            assert self.library.cuMemAlloc_v2(ctypes.byref(pointer), nbytes) == 0
+        self.allocated[pointer.value] = device
         return pointer.value
 
     def free(self, pointer: int) -> None:
-        self.allocated.remove(pointer)
-        assert self.library.cuMemFree_v2(pointer) == 0
+        with self.current(self.allocated.pop(pointer)):
+            assert self.library.cuMemFree_v2(pointer) == 0
 
     def write(self, pointer: int, array: Any) -> None:
         assert self.library.standin_cuda_write(pointer, array.ctypes.data, array.nbytes) == 0

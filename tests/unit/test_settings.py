@@ -37,6 +37,7 @@ def test_every_setting_reaches_the_core(monkeypatch: pytest.MonkeyPatch) -> None
         "nic_window_bytes": 4098, "immediate_window": 20, "assembly_slots": 21,
         "message_window": 22, "max_message_bytes": 23, "message_queue_bytes": 4142, "chunk_bytes": 25,
         "shard_bytes": 26, "page_immediates": "last", "max_peers": 27, "max_regions": 28, "max_counters": 29,
+        "staging_slots": 35, "staging_slot_bytes": 4099,
         "ports": (30, 31), "bursts": 32, "gdr": "require", "gid_index": 33, "pkey_index": 34, "path_mtu": 2048,
         "service_level": 5, "traffic_class": 106, "ack_timeout": 20, "retry_count": 6, "rnr_retry": 3, "rnr_timer": 14,
         "identity": bytes(range(16)), "sim": "seed=2",
