@@ -30,7 +30,9 @@ ARMED = (1, 64, 1024)
 @contextlib.contextmanager
 def engine(transport: str, *, spins: bool = True, **settings: Any) -> Iterator[te.Engine]:
     """One whose worker spins on its core, or sleeps when there is nothing to do."""
-    how = {"polling": "busy", "core": worker_core()} if spins else {"polling": "adaptive", "core": "none"}
+    how: dict[str, Any] = {"polling": "busy", "core": worker_core()}
+    if not spins:
+        how = {"polling": "adaptive", "core": "none"}
     nics = "lo" if transport == "tcp" else None
     with te.Engine(transport, nics=nics, settings=te.Settings(**how, **settings)) as opened:
         yield opened
