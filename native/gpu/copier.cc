@@ -88,6 +88,7 @@ void Copier::run() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  ignore_captures(cuda_);
   int64_t last_work = now_ns();
   for (;;) {
     const uint32_t rung = rung_.load(std::memory_order_seq_cst);

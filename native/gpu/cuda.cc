@@ -64,6 +64,7 @@ const char* bind_all(void* handle, Cuda* c) {
   for (const Entry& entry : entries)
     if (!entry.found) return entry.name;
   static_cast<void>(bind(handle, "cuMemGetHandleForAddressRange", &c->range_handle));
+  static_cast<void>(bind(handle, "cuThreadExchangeStreamCaptureMode", &c->exchange_capture_mode));
   static_cast<void>(bind(handle, "cuFlushGPUDirectRDMAWrites", &c->flush_writes));
   return nullptr;
 }
@@ -128,6 +129,11 @@ Error load_cuda(const Cuda** out) {
   }
   *out = &found->second;
   return {};
+}
+
+void ignore_captures(const Cuda& cuda) {
+  int mode = kCaptureRelaxed;
+  if (cuda.exchange_capture_mode != nullptr) static_cast<void>(cuda.exchange_capture_mode(&mode));
 }
 
 Error primary_context(const Cuda& cuda, int device, CuContext* out) {

@@ -44,6 +44,7 @@ inline constexpr int kDmaBufDescriptor = 1;  // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF
 inline constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr int kCaptureRelaxed = 2;
 
 struct Cuda {
   CuResult (*init)(unsigned flags) = nullptr;                                          // cuInit
@@ -84,6 +85,9 @@ struct Cuda {
   CuResult (*event_destroy)(CuEvent event) = nullptr;                                            // cuEventDestroy_v2
   CuResult (*flush_writes)(int target, int scope) = nullptr;  // cuFlushGPUDirectRDMAWrites; CUDA 11.3, else null
 
+  // cuThreadExchangeStreamCaptureMode: in a thread that has chosen relaxed, calls go on while another one captures a graph.
+  CuResult (*exchange_capture_mode)(int* mode) = nullptr;
+
   std::string file;  // what was loaded
   int version = 0;   // 1000 * major + 10 * minor, of the driver
   int devices = 0;
@@ -99,6 +103,10 @@ Error load_cuda(const Cuda** out);
 // The device's primary context, which the CUDA run time and torch use, too: retained once per device, for as long as the process
 // lives (releasing the last reference would destroy what the application made in it).
 Error primary_context(const Cuda& cuda, int device, CuContext* out);
+
+// For threads of our own that call the driver. Else a graph that some thread captures in the default mode (as torch does) makes the
+// driver refuse their calls, and ends the capture.
+void ignore_captures(const Cuda& cuda);
 
 // Makes a context current in this thread while it lives, and puts back what was there.
 class ContextScope {

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <iterator>
+#include <utility>
 
 namespace te::gpu {
 namespace {
@@ -116,6 +117,8 @@ Ordering write_ordering(const Cuda& cuda, int device) {
 Error flush_writes(const Cuda& cuda, int device) {
   CuContext context = nullptr;
   if (Error e = primary_context(cuda, device, &context)) return e;
+  thread_local bool ignoring = false;  // the engine's worker is the only caller
+  if (!std::exchange(ignoring, true)) ignore_captures(cuda);
   const ContextScope scope(cuda, context);
   const CuResult code = cuda.flush_writes(kFlushCurrentContext, kFlushToOwner);
   if (code == result::kSuccess) return {};

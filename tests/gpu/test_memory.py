@@ -267,3 +267,26 @@ def test_a_receiving_kernel_that_waits_on_the_counter_sees_staged_bytes(engine: 
             assert bool((target == round_).all()), round_
             transfer.wait()
     until(lambda: engine.stats()["engine"]["operations_in_use"] == 0)
+
+
+def test_staging_and_the_capture_of_a_graph_leave_each_other_alone(engine: te.Engine, torch: Any) -> None:
+    """In the default mode a capture forbids all threads the calls that staging needs, unless they opt out."""
+    source = torch.full((1 << 20,), 7, dtype=torch.uint8, device="cuda")
+    target = torch.zeros_like(source)
+    other = torch.zeros(1000, device="cuda")
+    torch.cuda.synchronize()
+    with (
+        engine.register(source, staging=True) as a,
+        engine.register(target, staging=True) as b,
+        engine.counter() as counter,
+    ):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="global"):
+            for round_ in range(1, 21):
+                other += 1
+                engine.write(a[:], b.descriptor[:], notify=counter.descriptor, timeout_s=30).wait()
+                counter.wait(round_, timeout_s=30)
+        assert torch.equal(target, source)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert bool((other == 20).all())
