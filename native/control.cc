@@ -189,9 +189,11 @@ std::vector<uint8_t> encode(const Record& r) {
     case RecordType::kBye:
       out.put(static_cast<uint8_t>(r.for_good));
       break;
+    case RecordType::kStageReturn:
+      out.put(static_cast<uint8_t>(r.unknown));
+      [[fallthrough]];
     case RecordType::kSlots:
     case RecordType::kStageSlots:
-    case RecordType::kStageReturn:
       write_ids(&out, r.ids);
       break;
     case RecordType::kStageRequest:
@@ -251,9 +253,11 @@ bool decode(Reader* in, Record* r) {
     case RecordType::kBye:
       if (!read_flag(in, &r->for_good)) return false;
       break;
+    case RecordType::kStageReturn:
+      if (!read_flag(in, &r->unknown)) return false;
+      [[fallthrough]];
     case RecordType::kSlots:
     case RecordType::kStageSlots:
-    case RecordType::kStageReturn:
       if (!read_ids(in, &r->ids, kIdCount - 1)) return false;
       break;
     case RecordType::kStageRequest:

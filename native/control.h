@@ -105,7 +105,7 @@ enum class RecordType : uint8_t {
   // Regions that the NICs do not reach: see proxy/staging.h.
   kStageRequest = 16,  // index: slots that the sender has work for, beyond those it has
   kStageSlots = 17,    // ids of slots: granted to the receiver of this record
-  kStageReturn = 18,   // ids of slots: not needed after all
+  kStageReturn = 18,   // ids of slots, unknown: not needed after all; or a write to them may still land in this session
   kStaged = 19,        // serial, token, slot (or kNoSlot), offset, length, id, count
   kStagedDone = 20     // token, granted: it is where it belongs, or never will be
 };

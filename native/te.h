@@ -128,7 +128,7 @@ typedef struct te_settings {
   te_rdma_settings rdma;
   uint32_t staging_slots;      /* pinned slots for each direction; allocated with the first staged region */
   uint32_t staging_slot_bytes; /* length of one: the longest piece of a staged transfer */
-  uint32_t gdr; /* TE_GDR_*: words in GPU memory that the CPU writes through GDRCopy */
+  uint32_t gdr;                /* TE_GDR_*: words in GPU memory that the CPU writes through GDRCopy */
 } te_settings;
 
 typedef struct te_nic_address {

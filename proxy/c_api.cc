@@ -147,7 +147,7 @@ void te_settings_defaults(te_settings* settings) {
   settings->rdma.retry_count = 7;
   settings->rdma.rnr_retry = 7;
   settings->rdma.rnr_timer = 12;
-  settings->staging_slots = 32;
+  settings->staging_slots = 64;
   settings->staging_slot_bytes = 256u << 10;
 }
 

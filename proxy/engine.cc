@@ -168,6 +168,7 @@ void Engine::release_provider() {
     region.dmabuf = OwnedDescriptor();
   });
   provider_.reset();
+  if (Staging* staging = staging_.load(std::memory_order_relaxed)) free_staging(*staging);
 }
 
 Error Engine::close(int64_t timeout_ns) {

@@ -174,6 +174,7 @@ class Engine {
   Error reach_device(MemorySpan* span, gpu::DeviceRange* range, OwnedDescriptor* dmabuf, Reach* reach);
   Error open_staging(const gpu::Cuda& cuda, int device);
   void close_staging(Staging& staging);
+  static void free_staging(Staging& staging);
   static Error check_device_memory(const Region& region);
   te_transfer* finished_transfer(Error* error);
   PageList* take_page_list(uint64_t bytes);

@@ -55,6 +55,9 @@ Error Engine::reach_device(MemorySpan* span, gpu::DeviceRange* range, OwnedDescr
 Error Engine::register_staged(const MemorySpan& span, te_handle* handle) {
   if (span.address == nullptr && span.length > 0)
     return Error(Status::kArgument, "a null pointer cannot be registered");
+  if (span.length > 0 && reinterpret_cast<uint64_t>(span.address) > UINT64_MAX - span.length)
+    return Error(Status::kRange, format("%llu bytes from %p wrap around the address space",
+                                        static_cast<unsigned long long>(span.length), span.address));
   const gpu::Cuda* cuda = nullptr;
   if (Error e = gpu::load_cuda(&cuda)) return Error(Status::kRegistration, e.message());
   gpu::DeviceRange range;
@@ -86,7 +89,7 @@ Error Engine::open_staging(const gpu::Cuda& cuda, int device) {
   if (Error e = gpu::primary_context(cuda, device, &context)) return e;
   staging->context = context;
   const gpu::ContextScope scope(cuda, context);
-  const uint32_t most = StagingState::kPieces + staging->count;
+  const uint32_t most = 2 * staging->count;  // one a slot
   if (Error e = gpu::Copier::open(cuda, most, [this] { doorbell_.ring(); }, &staging->copier)) return e;
   if (Error e = staging->copier->add_device(device)) return e;
   void* memory = nullptr;
@@ -103,6 +106,7 @@ Error Engine::open_staging(const gpu::Cuda& cuda, int device) {
     if (Error e =
             provider_->register_memory(nic, {memory, staging->length(), TE_DEVICE_HOST, 0}, &staging->keys[nic])) {
       close_staging(*staging);
+      free_staging(*staging);
       return e;
     }
   }
@@ -116,6 +120,10 @@ void Engine::close_staging(Staging& staging) {
   for (uint32_t i = 0; i < staging.registered; ++i)
     static_cast<void>(provider_->deregister_memory(i, staging.keys[i]).ok());
   staging.registered = 0;
+}
+
+// After the provider has gone, which may hold requests that never completed.
+void Engine::free_staging(Staging& staging) {
   const gpu::ContextScope scope(*staging.cuda, staging.context);
   if (staging.memory != nullptr) static_cast<void>(staging.cuda->host_free(staging.memory));
   staging.memory = nullptr;

@@ -151,6 +151,8 @@ struct Peer {
   std::unordered_map<uint64_t, RemoteCounter*> remote_counters;
   uint64_t epoch = 1;                    // grows with everything that a Template (proxy/group.h) depends on
   uint32_t staged_arriving = 0;          // copies of what it sent that are under way, of all sessions
+  uint32_t staged_former = 0;            // those of former ones
+  uint32_t staged_own = 0;               // slots of ours that hold bytes for it
   uint32_t former_in_flight = 0;         // work requests of ended sessions that have not completed
   bool retired = false;                  // forgotten: see Worker::sweep_peers
   bool outcome_unknown = false;          // some request failed in a way after which its bytes may land later

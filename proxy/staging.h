@@ -61,7 +61,9 @@ struct Piece : StagedCopy {
   static constexpr uint16_t kNone = 0xFFFF;
 
   State state = State::kIdle;
-  bool tail = false;
+  bool empty = false;   // begun as a tail: nothing of it can be copied
+  bool counts = false;  // its record raises the operation's counter
+  uint32_t number = 0;  // its own, see StagingState::piece
   uint16_t own_slot = kNone, their_slot = kNone;
   uint32_t token = 0;
   uint32_t session = 0;  // of the peer
@@ -74,7 +76,12 @@ struct Piece : StagedCopy {
 // The receiver's half: what comes into one slot.
 struct Arrival : StagedCopy {
   Arrival() : StagedCopy(false) {}
-  enum class Use : uint8_t { kFree, kGranted, kGhost };
+  enum class Use : uint8_t {
+    kFree,
+    kGranted,
+    kRetired,
+    kGhost
+  };  // kRetired: for this session, some write to it is in doubt
   Use use = Use::kFree;
   bool copying = false;
   Peer* peer = nullptr;  // kGranted: who may write to it
@@ -85,10 +92,27 @@ struct Arrival : StagedCopy {
 
 // Of the worker.
 struct StagingState {
-  static constexpr uint32_t kPieces = 256;
-  static constexpr uint32_t kMostSlots = 8;  // that one peer may have at a time
+  static constexpr uint32_t kChunk = 256;           // pieces that are made at a time
+  static constexpr uint32_t kMostPieces = 1 << 16;  // of which most wait for the word of peers that are gone
+  static constexpr uint32_t kMostSlots = 8;         // that one peer may have at a time
 
-  std::unique_ptr<Piece[]> pieces;
+  Piece& piece(uint32_t number) { return chunks[number / kChunk][number % kChunk]; }
+  uint32_t made() const { return static_cast<uint32_t>(chunks.size()) * kChunk; }
+  // False: there are no more.
+  bool have_piece() {
+    if (!free_pieces.empty()) return true;
+    if (made() == kMostPieces) return false;
+    const uint32_t first = made();
+    chunks.emplace_back(new Piece[kChunk]);
+    for (uint32_t i = kChunk; i > 0; --i) {
+      Piece& made_now = chunks.back()[i - 1];
+      made_now.number = made_now.token = first + i - 1;
+      free_pieces.push_back(made_now.number);
+    }
+    return true;
+  }
+
+  std::vector<std::unique_ptr<Piece[]>> chunks;
   std::vector<uint32_t> free_pieces;
   std::deque<Piece*> ready;  // to be written
   std::vector<uint16_t> free_own;

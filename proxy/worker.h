@@ -126,7 +126,8 @@ class Worker {
   void plan_staged(Operation& op);
   uint32_t generate_staged(Peer& peer, Operation& op, uint32_t budget);
   bool start_piece(Peer& peer, Operation& op);
-  bool take_own_slots(const Staging& own);
+  bool own_slot_for(const Peer& peer, const Staging& own);
+  void free_own_slot(Piece& piece);
   Piece& take_piece(Peer& peer, Operation& op);
   void end_piece(Piece& piece);
   void stop_staged(Operation& op, Status status, int provider_status, const char* why);
@@ -137,19 +138,24 @@ class Worker {
   void advance_staged(Operation* op);
   void send_tail(const Piece& piece);
   void take_staged_done(Peer& peer, const Record& record);
+  template <typename F>
+  void for_waiting_pieces(F&& visit);
   void lose_pieces(Peer& peer, bool drained);
+  void let_source_go(Operation& op);
+  bool pieces_wait(const Peer& peer);
+  uint32_t orphaned_pieces(const Peer& peer);
   void ask_about_pieces(Peer& peer);
-  void abandon_pieces(Operation& op);
+  void abandon_pieces(Operation& op, bool dead);
   void ask_for_slots(Peer& peer, const Operation& op);
   void take_stage_slots(Peer& peer, const std::vector<uint16_t>& ids);
-  void return_slots(Peer& peer, std::vector<uint16_t> slots);
+  void return_slots(Peer& peer, std::vector<uint16_t> slots, bool unknown);
   void return_idle_slots(Peer& peer);
   void know_incoming_slots();
   void take_stage_request(Peer& peer, uint32_t count);
   void grant_slots();
   bool holds_slot(const Peer& peer, uint16_t slot) const;
   void take_back_slot(Peer& peer, uint16_t slot);
-  void take_stage_return(Peer& peer, const std::vector<uint16_t>& ids);
+  void take_stage_return(Peer& peer, const std::vector<uint16_t>& ids, bool unknown);
   void leave_slots(Peer& peer, bool drained, std::vector<uint16_t>* ghosts);
   void free_ghost_slots(const std::vector<uint16_t>& slots);
   void take_staged(Peer& peer, const Record& record);
@@ -186,7 +192,8 @@ class Worker {
 
   // --- worker_complete.cc
   uint32_t poll_nic(uint32_t nic);
-  void flush_devices(std::span<const Completion> completions);
+  void flush_devices();
+  void fail_or_doubt(Peer& peer, Operation& op, const Completion& completion, int nic, bool current);
   void complete(uint32_t nic, const Completion& completion);
   void complete_write(uint32_t nic, const Completion& completion, WorkItem* item);
   void write_off(Peer& peer, uint32_t remote_nic, bool landed_unknown);
@@ -258,7 +265,7 @@ class Worker {
   void say_bye(Peer& peer);
   void take_bye(Peer& peer, bool for_good);
   void finish_bye(Peer& peer);
-  uint32_t writes_in_flight(const Peer& peer) const;
+  uint32_t writes_in_flight(const Peer& peer);
   bool is_self(const Peer& peer) const;
 
   // --- worker_attach.cc
@@ -302,7 +309,7 @@ class Worker {
   void request_remote_fences();
   void watch_ghosts();
   void advance_remote_fence(Operation& stuck, bool at_last);
-  void orphan(Operation* op);
+  void orphan(Operation* op, bool dead);
 
   // --- worker_flags.cc
   bool take_orders(bool for_good = false);

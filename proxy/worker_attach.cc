@@ -206,8 +206,9 @@ void Worker::sweep_peers() {
     Peer* next = known_.next(peer);
     const uint32_t state = peer->state.load(std::memory_order_relaxed);
     const bool over = peer->gone() || state == TE_PEER_LOST || state == TE_PEER_CLOSED;
-    if (over && !peer->session.paths_open && peer->former_in_flight == 0 && !used.contains(peer) &&
-        peer->operations.load(std::memory_order_acquire) == 0 && peer->unread.load(std::memory_order_acquire) == 0) {
+    if (over && !peer->session.paths_open && peer->former_in_flight == 0 && peer->staged_arriving == 0 &&
+        !used.contains(peer) && peer->operations.load(std::memory_order_acquire) == 0 &&
+        peer->unread.load(std::memory_order_acquire) == 0) {
       known_.remove(peer);
       scheduled_.remove(peer);
       std::erase(doubted_, peer);

@@ -14,16 +14,16 @@ constexpr int64_t kDoubt = 500'000'000;
 
 uint32_t Worker::poll_nic(uint32_t nic) {
   const uint32_t count = provider_.poll(nic, completions_);
-  if (count > 0 && engine_.flush_devices_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-    flush_devices(std::span(completions_, count));
+  if (count > 0 && engine_.flush_devices_.load(std::memory_order_acquire) != 0) [[unlikely]] {
+    const auto counts = [](const Completion& c) { return c.kind == CompletionKind::kImmediate; };
+    if (std::any_of(completions_, completions_ + count, counts)) flush_devices();
+  }
   for (uint32_t i = 0; i < count; ++i) complete(nic, completions_[i]);
   return count;
 }
 
 // What a NIC wrote to these GPUs becomes visible to them before a counter says so.
-void Worker::flush_devices(std::span<const Completion> completions) {
-  const auto counts = [](const Completion& c) { return c.kind == CompletionKind::kImmediate; };
-  if (std::none_of(completions.begin(), completions.end(), counts)) return;
+void Worker::flush_devices() {
   const gpu::Cuda* cuda = engine_.flusher_.load(std::memory_order_acquire);
   uint64_t devices = engine_.flush_devices_.load(std::memory_order_relaxed);
   for (; devices != 0; devices &= devices - 1)
@@ -87,12 +87,7 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
     if (!op->stopped) {
       op->stopped = true;
       if (op->queue != Queue::kNone) leave_queue(op);
-      // The transfer ends when its work requests have drained, so that it is quiesced; see advance.
-      const bool one_path_of_several = c.status == Status::kPeerLost && spares_peer();
-      if (current && peer.connected() &&
-          (c.status == Status::kTransport || c.status == Status::kCancelled || one_path_of_several))
-        doubt(peer, *op, c, static_cast<int>(nic));
-      else note_failed_request(*op, c, static_cast<int>(nic));
+      fail_or_doubt(peer, *op, c, static_cast<int>(nic), current);
     }
   }
   items_.give_back(item);
@@ -104,6 +99,15 @@ void Worker::complete_write(uint32_t nic, const Completion& c, WorkItem* item) {
   if (!current) answer_drain(peer);
   if (c.status == Status::kPeerLost && current && peer.connected() && !spares_peer())
     lose(peer, Status::kPeerLost, "the connection to the peer broke");
+}
+
+// The transfer ends when its work requests have drained, so that it is quiesced; see advance.
+void Worker::fail_or_doubt(Peer& peer, Operation& op, const Completion& c, int nic, bool current) {
+  const bool one_path_of_several = c.status == Status::kPeerLost && spares_peer();
+  if (current && peer.connected() &&
+      (c.status == Status::kTransport || c.status == Status::kCancelled || one_path_of_several))
+    doubt(peer, op, c, nic);
+  else note_failed_request(op, c, nic);
 }
 
 // Requests that end in this way may be the first sign of the peer's death (over TCP the only one). What the caller is told should be

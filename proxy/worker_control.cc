@@ -442,7 +442,7 @@ void Worker::take_record(Peer& peer, const Record& record) {
     case RecordType::kStageSlots:
       return take_stage_slots(peer, record.ids);
     case RecordType::kStageReturn:
-      return take_stage_return(peer, record.ids);
+      return take_stage_return(peer, record.ids, record.unknown);
     case RecordType::kStaged:
       return take_staged(peer, record);
     case RecordType::kStagedDone:

@@ -7,6 +7,7 @@
 //   3. Proof of death. Where it does not (shm, tcp), only the end of the peer's process, plus draining our own queues, is proof. Until then a
 //      region that the lost peer held stays registered, and fences stay open: slow, but never a false "quiesced".
 #include <algorithm>
+#include <utility>
 
 #include "proxy/worker.h"
 
@@ -254,7 +255,7 @@ void Worker::take_fenced(Peer& peer, const Record& record) {
   for (Operation* op = active_.front(); op != nullptr;) {
     Operation* next = active_.next(op);
     if (op->remote == &remote && op->reported && op->in_flight > 0) {
-      if (granted) orphan(op);
+      if (granted) orphan(op, false);
       else op->patience_ns = 0;  // the owner is closing the region: asked again later
     }
     op = next;
@@ -265,14 +266,14 @@ void Worker::take_fenced(Peer& peer, const Record& record) {
 
 // What the operation has in flight can no longer land: its transfer is quiesced, and late completions concern nobody. (Its
 // counter stays in use: a request of no bytes names no key, so no fence stops its immediate.)
-void Worker::orphan(Operation* op) {
+void Worker::orphan(Operation* op, bool dead) {
   te_transfer* t = op->transfer;
   if (t == nullptr) return;
   op->transfer = nullptr;
   if (op->session == op->peer->session.number) op->remote->in_flight -= op->in_flight;
   --t->undrained;
   settle_quiesced(t);
-  if (op->staged) abandon_pieces(*op);
+  if (op->staged) abandon_pieces(*op, dead);
 }
 
 // Operations that ended (deadline, cancel) while work requests of theirs are still out, and stay out: the owner is asked for a fence.
@@ -316,7 +317,16 @@ void Worker::watch_ghosts() {
     Ghost& ghost = ghosts_[i];
     if (capabilities_.keys_enforced) {
       std::erase_if(ghost.regions, [this](te_handle handle) { return engine_.regions_.get(handle) == nullptr; });
-      if (!ghost.regions.empty() || !ghost.slots.empty()) {  // slots: until it is back and says that it has drained
+      if (ghost.peer->gone()) {  // another engine lives there, or it has closed
+        free_ghost_slots(std::exchange(ghost.slots, {}));
+        for (Operation* op = active_.front(); op != nullptr;) {
+          Operation* next = active_.next(op);
+          if (op->peer == ghost.peer && op->staged && op->reported && op->in_flight > 0) orphan(op, false);
+          op = next;
+        }
+      }
+      // These wait until it is back, and says that it has drained.
+      if (!ghost.regions.empty() || !ghost.slots.empty() || pieces_wait(*ghost.peer)) {
         ++i;
         continue;
       }
@@ -336,7 +346,7 @@ void Worker::watch_ghosts() {
       free_ghost_slots(ghost.slots);
       for (Operation* op = active_.front(); op != nullptr;) {
         Operation* next = active_.next(op);
-        if (op->peer == ghost.peer && op->reported && op->in_flight > 0) orphan(op);
+        if (op->peer == ghost.peer && op->reported && op->in_flight > 0) orphan(op, true);
         op = next;
       }
     }

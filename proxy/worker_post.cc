@@ -30,13 +30,20 @@ bool Worker::post_ready(Peer& peer) {
   uint32_t budget = settings_.bursts;
   const uint32_t before = total_in_flight_;
   blocked_ = 0;
+  bool slots_short = false;
   uint32_t fruitless = 0;  // operations in a row that wait for credits or slots: those behind them most likely do too
   for (Operation* op = peer.ready.front();
        op != nullptr && budget > 0 && blocked_ != all_nics_ && fruitless < kFruitless;) {
     Operation* next = peer.ready.next(op);
     uint32_t made = 0;
-    if (op->staged) made = generate_staged(peer, *op, budget);
-    else if (op->phase == Phase::kFlush) made = generate_flush(peer, *op, budget);
+    if (op->staged) {  // one that waits for a slot holds up those behind it that need none no more than they would it
+      if (!slots_short) made = generate_staged(peer, *op, budget);
+      slots_short |= made == 0;
+      budget -= std::min(budget, made);
+      op = next;
+      continue;
+    }
+    if (op->phase == Phase::kFlush) made = generate_flush(peer, *op, budget);
     else made = generate(peer, *op, budget);
     budget -= std::min(budget, made);
     fruitless = made == 0 ? fruitless + 1 : 0;

@@ -370,7 +370,7 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
   std::snprintf(reason, sizeof reason, "%s", why);  // `why` may lie in what is torn down below
   peer.state.store(final_state, std::memory_order_release);
   fail_all(peer, status, reason, parted);
-  lose_pieces(peer, drained);
+  std::erase(staging_.asking, &peer);
   std::vector<Operation*> disconnects;
   disconnects.swap(peer.disconnects);
   for (Operation* op : disconnects) finish(op);
@@ -402,6 +402,8 @@ void Worker::lose(Peer& peer, Status status, const char* why, uint32_t final_sta
   drop_resends(peer);
   peer.session = Session{};
   peer.credits = Credits{};
+  peer.staged_former = peer.staged_arriving;
+  lose_pieces(peer, drained);  // now that they are of a former session
   ++peer.epoch;
   scheduled_.remove(&peer);
   std::erase(with_untaken_, &peer);
@@ -436,7 +438,7 @@ void Worker::leave_ghost(Peer& peer, bool drained) {
     ids_[id].peer = nullptr;
     if (drained) ids_.release_quarantined(id);
   }
-  if (!drained && s.hello_seen) {
+  if (!drained && (s.hello_seen || !ghost.slots.empty())) {
     ghost.ids = s.granted_ids;
     ghost.ids.insert(ghost.ids.end(), s.retired_ids.begin(), s.retired_ids.end());
     if (!capabilities_.keys_enforced && s.paths_open) {  // the paths are needed for the proof
@@ -475,8 +477,8 @@ void Worker::drop_attachments(Peer& peer) {
 // --- goodbye ---------------------------------------------------------------------------------------------------------------------
 
 // Anything but messages in flight towards the peer.
-uint32_t Worker::writes_in_flight(const Peer& peer) const {
-  uint32_t count = 0;
+uint32_t Worker::writes_in_flight(const Peer& peer) {
+  uint32_t count = orphaned_pieces(peer);
   for (const auto& [serial, region] : peer.remote_regions) count += region->in_flight;
   return count;
 }
@@ -509,7 +511,7 @@ void Worker::finish_bye(Peer& peer) {
     s.bye_done = true;
     return lose(peer, Status::kPeerLost, "disconnected", TE_PEER_CLOSED);
   }
-  if (writes_in_flight(peer) > 0) return;
+  if (writes_in_flight(peer) > 0 || peer.staged_arriving > 0) return;  // our word ends their pieces, too
   // Byes that cross confirm each other: the first to have heard both may be gone before an answer reaches it.
   if (s.their_bye && !s.bye_answered && !s.bye_said) {
     s.bye_answered = true;

@@ -1,6 +1,7 @@
 // Transfers with an end that the NICs do not reach: see proxy/staging.h for what goes which way, and why it holds.
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "proxy/worker.h"
 
@@ -15,8 +16,8 @@ Record staged_done(uint32_t token, bool granted) {
   return record;
 }
 
-constexpr uint32_t kTokenBits = 8;  // of a token: the piece's number; the rest tells its uses apart
-static_assert(StagingState::kPieces <= 1u << kTokenBits);
+constexpr uint32_t kTokenBits = 16;  // of a token: the piece's number; the rest tells its uses apart
+static_assert(StagingState::kMostPieces <= 1u << kTokenBits);
 
 }  // namespace
 
@@ -58,13 +59,6 @@ void Worker::plan_staged(Operation& op) {
   op.chunks = op.length == 0 ? 0 : chunk_count(op.length, unit);
   op.stage_pieces = op.kind == OperationKind::kPages ? op.chunks * op.page_count : op.chunks;
   op.stage_next = 0;
-  if (staging_.pieces == nullptr) {
-    staging_.pieces.reset(new Piece[StagingState::kPieces]);
-    for (uint32_t i = StagingState::kPieces; i > 0; --i) {
-      staging_.pieces[i - 1].token = i - 1;
-      staging_.free_pieces.push_back(i - 1);
-    }
-  }
 }
 
 // Of a ready operation: starts what there is room for.
@@ -84,8 +78,8 @@ bool Worker::start_piece(Peer& peer, Operation& op) {
     return false;
   }
   Staging* own = engine_.staging_.load(std::memory_order_acquire);
-  if (op.region->staged() && !take_own_slots(*own)) return false;
-  if (staging_.free_pieces.empty()) return false;
+  if (op.region->staged() && !own_slot_for(peer, *own)) return false;
+  if (!staging_.have_piece()) return false;
   Piece& p = take_piece(peer, op);
   const uint64_t number = op.stage_next++;
   const uint64_t page = op.kind == OperationKind::kPages ? number / op.chunks : 0;
@@ -110,6 +104,7 @@ bool Worker::start_piece(Peer& peer, Operation& op) {
   }
   p.own_slot = staging_.free_own.back();
   staging_.free_own.pop_back();
+  ++peer.staged_own;
   p.from = p.host = own->outgoing(p.own_slot);
   p.to_device = false;
   p.device = op.region->span.device_index;
@@ -121,20 +116,26 @@ bool Worker::start_piece(Peer& peer, Operation& op) {
   return true;
 }
 
-// True: there is one.
-bool Worker::take_own_slots(const Staging& own) {
+// True: there is one, and the peer has not more of them than leaves some for others, should it be slow.
+bool Worker::own_slot_for(const Peer& peer, const Staging& own) {
   if (!staging_.own_known) {
     staging_.own_known = true;
     for (uint32_t i = own.count; i > 0; --i) staging_.free_own.push_back(static_cast<uint16_t>(i - 1));
   }
-  return !staging_.free_own.empty();
+  return !staging_.free_own.empty() && peer.staged_own < std::max(2u, own.count / 4);
+}
+
+void Worker::free_own_slot(Piece& p) {
+  if (p.own_slot == Piece::kNone) return;
+  staging_.free_own.push_back(std::exchange(p.own_slot, Piece::kNone));
+  --p.peer->staged_own;
 }
 
 Piece& Worker::take_piece(Peer& peer, Operation& op) {
-  Piece& p = staging_.pieces[staging_.free_pieces.back()];
+  Piece& p = staging_.piece(staging_.free_pieces.back());
   staging_.free_pieces.pop_back();
   p.token += 1u << kTokenBits;
-  p.tail = false;
+  p.empty = p.counts = false;
   p.operation = &op;
   p.peer = &peer;
   p.session = op.session = peer.session.number;
@@ -151,11 +152,11 @@ void Worker::end_piece(Piece& p) {
   Operation& op = *p.operation;
   Peer& peer = *p.peer;
   const bool current = p.session == peer.session.number;
-  if (p.own_slot != Piece::kNone) staging_.free_own.push_back(p.own_slot);
-  if (p.their_slot != Piece::kNone && current && peer.connected()) return_slots(peer, {p.their_slot});
+  free_own_slot(p);
+  if (p.their_slot != Piece::kNone && current && peer.connected()) return_slots(peer, {p.their_slot}, false);
   p.state = Piece::State::kIdle;
   p.operation = nullptr;
-  staging_.free_pieces.push_back(static_cast<uint32_t>(&p - staging_.pieces.get()));
+  staging_.free_pieces.push_back(p.number);
   --op.in_flight;
   if (current && op.transfer != nullptr) --op.remote->in_flight;  // else it was fenced off: see orphan
   if (current && op.counter != nullptr) --op.counter->in_flight;
@@ -206,7 +207,7 @@ bool Worker::post_piece(Piece& p, uint32_t* full) {
   Peer& peer = *p.peer;
   Operation& op = *p.operation;
   // The record that follows goes over NIC 0: where a completion does not prove that the bytes are placed, they go there, too.
-  const bool anywhere = capabilities_.delivery_complete || capabilities_.completion_orders;
+  const bool anywhere = capabilities_.delivery_complete;
   const uint32_t usable = anywhere ? usable_nics(peer) : 1u;
   uint32_t nic = anywhere ? peer.next_nic : 0;
   while ((usable >> nic & 1) == 0) nic = (nic + 1) % nic_count_;
@@ -238,6 +239,7 @@ bool Worker::post_piece(Piece& p, uint32_t* full) {
   if (result.posted == 1) {
     p.state = Piece::State::kWriting;
     account(peer, item, +1);
+    if (op.triggered && op.transfer != nullptr) firing_posted(*op.transfer);
     return true;
   }
   items_.give_back(item);
@@ -275,14 +277,17 @@ void Worker::piece_written(uint32_t nic, const Completion& c, WorkItem* item) {
   } else {
     op.unknown |= c.landed_unknown;
     peer.outcome_unknown |= c.landed_unknown;
-    if (c.landed_unknown) p.their_slot = Piece::kNone;  // not to be used again in this session
+    if (c.landed_unknown && p.their_slot != Piece::kNone) {
+      if (current && peer.connected()) return_slots(peer, {p.their_slot}, true);
+      p.their_slot = Piece::kNone;
+    }
     if (!op.stopped) {
-      stop_staged(op, c.status == Status::kCancelled ? Status::kTransport : c.status, c.provider_status,
-                  "the write of a staged piece failed");
+      op.stopped = true;
+      if (op.queue != Queue::kNone) leave_queue(&op);
+      fail_or_doubt(peer, op, c, static_cast<int>(nic), current);
     }
   }
-  if (p.own_slot != Piece::kNone) staging_.free_own.push_back(p.own_slot);
-  p.own_slot = Piece::kNone;
+  free_own_slot(p);
   const bool on = c.status == Status::kOk && current && peer.connected() && !op.stopped;
   if (!on || p.their_slot == Piece::kNone) {
     end_piece(p);
@@ -306,15 +311,14 @@ void Worker::piece_written(uint32_t nic, const Completion& c, WorkItem* item) {
 // All pieces have come to their end, and well.
 void Worker::advance_staged(Operation* op) {
   if (op->phase != Phase::kBody || (op->counter == nullptr && !op->flush)) return finish(op);
-  op->phase = Phase::kFinal;
   Peer& peer = *op->peer;
-  // A session that began after the pieces of the last one had ended will do as well; without one, wait for it.
-  if (!peer.connected() || staging_.free_pieces.empty()) {
-    op->phase = Phase::kBody;
-    return admit(op);
-  }
+  // Without a session, wait for one: any will do. A counter that was closed meanwhile fails the operation there.
+  const bool attached =
+      op->counter == nullptr || op->counter->state.load(std::memory_order_relaxed) == Attachment::kAttached;
+  if (!peer.connected() || !attached || !staging_.have_piece()) return admit(op);
+  op->phase = Phase::kFinal;
   Piece& p = take_piece(peer, *op);
-  p.tail = true;
+  p.empty = p.counts = true;
   p.state = Piece::State::kWaiting;
   send_tail(p);
 }
@@ -325,7 +329,7 @@ void Worker::send_tail(const Piece& p) {
   record.type = RecordType::kStaged;
   record.serial = op.remote->serial;
   record.token = p.token;
-  if (op.counter != nullptr && p.tail && !op.stopped) {
+  if (op.counter != nullptr && p.counts && !op.stopped) {
     record.id = op.counter->id;
     record.count = op.kind == OperationKind::kPages ? static_cast<uint32_t>(op.page_count) : 1;
   }
@@ -334,43 +338,82 @@ void Worker::send_tail(const Piece& p) {
 
 void Worker::take_staged_done(Peer& peer, const Record& record) {
   const uint32_t number = record.token & ((1u << kTokenBits) - 1);
-  Piece* p = staging_.pieces == nullptr ? nullptr : &staging_.pieces[number];
+  Piece* p = number < staging_.made() ? &staging_.piece(number) : nullptr;
   if (p == nullptr || p->token != record.token || p->state != Piece::State::kWaiting || p->peer != &peer) {
     bump(stray_messages_);
     return;
   }
   if (record.granted != Grant::kGranted)
     stop_staged(*p->operation, Status::kRemoteAccess, 0,
-                p->tail ? "the peer does not know the counter to notify"
-                        : "the peer could not copy to its device: the memory was freed, or its GPU failed");
+                p->empty ? "the peer does not know the counter to notify"
+                         : "the peer could not copy to its device: the memory was freed, or its GPU failed");
   end_piece(*p);
 }
 
-// After a loss: nothing more is heard of pieces that the peer was to answer for. Those of a peer that had drained are over.
+template <typename F>
+void Worker::for_waiting_pieces(F&& visit) {
+  for (uint32_t i = 0; i < staging_.made(); ++i)
+    if (Piece& p = staging_.piece(i); p.state == Piece::State::kWaiting) visit(p);
+}
+
+// After a loss nothing more is heard of pieces that the peer was to answer for. Those of a peer that had drained are over, and so are
+// those that have no bytes. The others wait for proof, and no longer need their source.
 void Worker::lose_pieces(Peer& peer, bool drained) {
-  std::erase(staging_.asking, &peer);
-  for (uint32_t i = 0; staging_.pieces != nullptr && drained && i < StagingState::kPieces; ++i)
-    if (Piece& p = staging_.pieces[i]; p.state == Piece::State::kWaiting && p.peer == &peer) end_piece(p);
+  for_waiting_pieces([&](Piece& p) {
+    if (p.peer != &peer) return;
+    if (drained || p.empty) return end_piece(p);
+    let_source_go(*p.operation);
+  });
+}
+
+// Of an operation that has failed: unless some piece of it still reads from there.
+void Worker::let_source_go(Operation& op) {
+  if (op.region == nullptr || op.flight != nullptr) return;  // that of a flight is let go with it
+  uint32_t waiting = 0;
+  for_waiting_pieces([&](const Piece& p) { waiting += p.operation == &op; });
+  if (!op.stopped || waiting != op.in_flight) return;
+  op.region->leave();
+  op.region = nullptr;
+}
+
+bool Worker::pieces_wait(const Peer& peer) {
+  bool any = false;
+  for_waiting_pieces([&](const Piece& p) { any |= p.peer == &peer; });
+  return any;
 }
 
 // A new session: the peer answers when nothing of the former ones is being copied there any more.
 void Worker::ask_about_pieces(Peer& peer) {
-  for (uint32_t i = 0; staging_.pieces != nullptr && i < StagingState::kPieces; ++i) {
-    Piece& p = staging_.pieces[i];
-    if (p.state != Piece::State::kWaiting || p.peer != &peer || p.session == peer.session.number) continue;
-    p.tail = false;  // it counts nothing: the operation has failed
+  for_waiting_pieces([&](Piece& p) {
+    if (p.peer != &peer || p.session == peer.session.number) return;
+    p.counts = false;  // the operation has failed
     send_tail(p);
+  });
+}
+
+// The operation was fenced off: nothing of it can be copied any more. `dead`: nor will its requests complete.
+void Worker::abandon_pieces(Operation& op, bool dead) {
+  for (uint32_t i = 0; i < staging_.made(); ++i) {
+    Piece& p = staging_.piece(i);
+    if (p.operation != &op) continue;
+    if (p.state == Piece::State::kWriting && dead) free_own_slot(p);
+    if (p.state != Piece::State::kWaiting) continue;
+    const bool last = op.in_flight == 1;
+    end_piece(p);
+    if (last) return;  // the operation is gone
   }
 }
 
-// The operation was fenced off: nothing of it can be copied any more.
-void Worker::abandon_pieces(Operation& op) {
-  for (uint32_t i = 0; i < StagingState::kPieces; ++i)
-    if (Piece& p = staging_.pieces[i]; p.state == Piece::State::kWaiting && p.operation == &op) {
-      const bool last = op.in_flight == 1;
-      end_piece(p);
-      if (last) return;  // the operation is gone
-    }
+// Requests without keys and bytes behind which our own slots stand: for a goodbye they are in flight, also when their operation was
+// fenced off.
+uint32_t Worker::orphaned_pieces(const Peer& peer) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < staging_.made(); ++i) {
+    const Piece& p = staging_.piece(i);
+    count += p.state == Piece::State::kWriting && p.peer == &peer && p.session == peer.session.number &&
+             p.operation->transfer == nullptr;
+  }
+  return count;
 }
 
 // --- slots ---------------------------------------------------------------------------------------------------------------------------
@@ -389,14 +432,18 @@ void Worker::ask_for_slots(Peer& peer, const Operation& op) {
 
 void Worker::take_stage_slots(Peer& peer, const std::vector<uint16_t>& ids) {
   Session& s = peer.session;
-  s.stage_asked -= std::min<uint32_t>(s.stage_asked, static_cast<uint32_t>(ids.size()));
+  if (ids.size() > s.stage_asked || std::find(ids.begin(), ids.end(), kNoSlot) != ids.end())
+    return bump(damaged_messages_);
+  s.stage_asked -= static_cast<uint32_t>(ids.size());
   s.stage_slots.insert(s.stage_slots.end(), ids.begin(), ids.end());
   schedule(peer);
 }
 
-void Worker::return_slots(Peer& peer, std::vector<uint16_t> slots) {
+// `unknown`: something may still land in them.
+void Worker::return_slots(Peer& peer, std::vector<uint16_t> slots, bool unknown) {
   Record record;
   record.type = RecordType::kStageReturn;
+  record.unknown = unknown;
   record.ids = std::move(slots);
   push_record(peer, std::move(record));
 }
@@ -405,7 +452,7 @@ void Worker::return_slots(Peer& peer, std::vector<uint16_t> slots) {
 void Worker::return_idle_slots(Peer& peer) {
   for (Operation* op = peer.ready.front(); op != nullptr; op = peer.ready.next(op))
     if (op->staged && op->remote->slot_bytes > 0) return;
-  return_slots(peer, std::exchange(peer.session.stage_slots, {}));
+  return_slots(peer, std::exchange(peer.session.stage_slots, {}), false);
 }
 
 void Worker::know_incoming_slots() {
@@ -464,14 +511,20 @@ void Worker::take_back_slot(Peer& peer, uint16_t slot) {
   a.peer = nullptr;
   staging_.free_slots.push_back(slot);
   if (peer.session.stage_held > 0) --peer.session.stage_held;
-  grant_slots();
 }
 
-void Worker::take_stage_return(Peer& peer, const std::vector<uint16_t>& ids) {
+void Worker::take_stage_return(Peer& peer, const std::vector<uint16_t>& ids, bool unknown) {
   for (const uint16_t slot : ids) {
-    if (holds_slot(peer, slot)) take_back_slot(peer, slot);
-    else bump(stray_messages_);
+    if (!holds_slot(peer, slot)) {
+      bump(stray_messages_);
+    } else if (unknown) {  // no more use in this session; then the ghost's
+      staging_.arrivals[slot].use = Arrival::Use::kRetired;
+      --peer.session.stage_held;
+    } else {
+      take_back_slot(peer, slot);
+    }
   }
+  grant_slots();
 }
 
 // Of a lost peer: free if it has drained, else the ghost's.
@@ -479,7 +532,7 @@ void Worker::leave_slots(Peer& peer, bool drained, std::vector<uint16_t>* ghosts
   const Staging* own = engine_.staging_.load(std::memory_order_acquire);
   for (uint16_t slot = 0; staging_.arrivals != nullptr && slot < own->count; ++slot) {
     Arrival& a = staging_.arrivals[slot];
-    if (a.use != Arrival::Use::kGranted || a.peer != &peer) continue;
+    if ((a.use != Arrival::Use::kGranted && a.use != Arrival::Use::kRetired) || a.peer != &peer) continue;
     a.use = Arrival::Use::kGhost;
     a.peer = nullptr;
     ghosts->push_back(slot);
@@ -502,8 +555,10 @@ void Worker::free_ghost_slots(const std::vector<uint16_t>& slots) {
 
 void Worker::take_staged(Peer& peer, const Record& record) {
   if (record.slot == kNoSlot) {
-    if (peer.staged_arriving > 0) peer.session.stage_tails.push_back(record);  // its answer says that nothing is
-    else take_tail(peer, record);
+    // Of this session all its pieces were answered. Of former ones the answer says that nothing is being copied any more.
+    if (peer.staged_former == 0) return take_tail(peer, record);
+    if (peer.session.stage_tails.size() < StagingState::kMostPieces) peer.session.stage_tails.push_back(record);
+    else lose(peer, Status::kPeerLost, "the peer sends more records than it may");
     return;
   }
   if (!holds_slot(peer, record.slot)) {
@@ -519,6 +574,7 @@ void Worker::take_staged(Peer& peer, const Record& record) {
   if (!right) {
     bump(damaged_messages_);
     take_back_slot(peer, record.slot);
+    grant_slots();
     return push_record(peer, staged_done(record.token, false));
   }
   Arrival& a = staging_.arrivals[record.slot];
@@ -544,6 +600,7 @@ void Worker::take_tail(Peer& peer, const Record& record) {
   if (record.count > 0) {
     const IdEntry& entry = ids_[record.id];
     known = entry.use == IdUse::kPlain && entry.peer == &peer;
+    if (known && engine_.flush_devices_.load(std::memory_order_acquire) != 0) flush_devices();
     if (known) raise(*entry.counter, record.count);
     else bump(stray_immediates_);
   }
@@ -557,11 +614,13 @@ void Worker::arrival_copied(Arrival& a) {
   a.copying = false;
   --region.arriving;
   --peer.staged_arriving;
+  if (a.session != peer.session.number) --peer.staged_former;
   if (a.use == Arrival::Use::kFree) staging_.free_slots.push_back(slot);  // given up meanwhile
   if (a.use == Arrival::Use::kGranted) take_back_slot(peer, slot);
+  grant_slots();
   if (a.session == peer.session.number && peer.connected())
     push_record(peer, staged_done(a.token, a.status == Status::kOk));
-  if (peer.staged_arriving == 0) {
+  if (peer.staged_former == 0) {
     const std::vector<Record> tails = std::exchange(peer.session.stage_tails, {});
     for (const Record& record : tails) take_tail(peer, record);
   }

@@ -245,7 +245,7 @@ class Settings:
     max_regions: int = _setting(1 << 16, _integer(1, 1 << 20), "regions registered here, and as many of peers")
     max_counters: int = _setting(1 << 16, _integer(1, 1 << 20), "counters open here, and as many of peers")
     staging_slots: int = _setting(
-        32, _integer(2, 4096), "pinned slots for each direction through which GPU memory is staged"
+        64, _integer(2, 4096), "pinned slots for each direction through which GPU memory is staged"
     )
     staging_slot_bytes: int = _setting(
         256 << 10, _integer(4096, 64 << 20), "bytes: length of such a slot, and of a piece of a staged transfer"
