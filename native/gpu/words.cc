@@ -82,7 +82,9 @@ Error Words::grow() {
   }
   blocks_[made] = block;
   made_.store(made + 1, std::memory_order_relaxed);
-  for (uint32_t i = per_block(); i > 0; --i) free_.push(made * per_block() + i - 1);  // the lowest first: few lines
+  const uint32_t first = made * per_block();
+  for (uint32_t i = std::min(first + per_block(), most_); i > first; --i)
+    free_.push(i - 1);  // the lowest first: few lines
   return {};
 }
 
@@ -96,8 +98,7 @@ Error Words::open_driver() {
   if (Error e = load_cuda(&cuda_)) return e;
   if (kind_ == WordKind::kGdr && gdr_context_ == nullptr) {
     if (Error e = load_gdr(&gdr_)) return e;
-    gdr_context_ = gdr_->open();
-    if (gdr_context_ == nullptr) return Error(Status::kTransportUnavailable, "gdr_open failed: too many open files?");
+    if (Error e = open_gdr(*gdr_, &gdr_context_)) return e;
   }
   return primary_context(*cuda_, device_, &context_);
 }
