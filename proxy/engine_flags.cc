@@ -66,11 +66,12 @@ Error Engine::make_words(int32_t device, std::unique_ptr<DeviceWords>* out) {
   return {};
 }
 
-// A word of kind gdr where there are such. If no more can be had (a GPU's BAR is small), one of the host's, unless gdr is required.
+// A word of kind gdr where there are such. If no more can be had (a GPU's memory and BAR are finite), one of the host's, unless gdr is
+// required.
 Error Engine::take_word(gpu::Words* gdr, gpu::Words& host, gpu::Word* word, gpu::Words** from) {
   *from = gdr != nullptr ? gdr : &host;
   Error error = (*from)->take(word);
-  if (!error || gdr == nullptr || error.status() == Status::kExhausted) return error;
+  if (!error || gdr == nullptr) return error;
   if (gdr_required()) return no_gdr(error);
   *from = &host;
   return host.take(word);

@@ -89,8 +89,8 @@ Error Words::grow() {
 }
 
 Error Words::failed(const char* call, CuResult code) const {
-  return Error(Status::kTransportUnavailable, format("%s on cuda:%d: %s", call, device_, cuda_->describe(code).c_str()),
-               code);
+  const Status status = code == result::kOutOfMemory ? Status::kExhausted : Status::kTransportUnavailable;
+  return Error(status, format("%s on cuda:%d: %s", call, device_, cuda_->describe(code).c_str()), code);
 }
 
 Error Words::open_driver() {

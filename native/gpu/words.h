@@ -54,7 +54,7 @@ class Words {
   ~Words();
   Words(const Words&) = delete;
 
-  // All words of the item are zero. kExhausted when `most` are out; else what the driver said.
+  // All words of the item are zero. kExhausted when `most` are out or memory is; else what the driver said.
   Error take(Word* out);
   void give_back(const Word& word) { free_.push(word.index); }
 

@@ -120,7 +120,7 @@ TEST_CASE("engine: words: an allocation that fails refuses the flag alone, and t
   Player player(with_gdr(TE_GDR_AUTO));
   te_handle handle = TE_NONE;
   gpus.standin.configure("host_alloc_fail=1");
-  CHECK(try_flag(player, 0, &handle) == TE_ERR_TRANSPORT_UNAVAILABLE);
+  CHECK(try_flag(player, 0, &handle) == TE_ERR_EXHAUSTED);
   CHECK(contains(player.error.message, "cuMemHostAlloc on cuda:0: CUDA_ERROR_OUT_OF_MEMORY"));
   CHECK(player.error.provider_status == gpu::result::kOutOfMemory);
   CHECK(gpus.standin.statistic("allocations") == 0);
@@ -128,7 +128,7 @@ TEST_CASE("engine: words: an allocation that fails refuses the flag alone, and t
   std::vector<te_handle> flags;
   for (uint32_t i = 0; i < kFlagsOfBlock; ++i) flags.push_back(open_flag(player, 0));
   gpus.standin.configure("host_alloc_fail=1");  // the epoch's block can be made, that of the control words cannot
-  for (int i = 0; i < 3; ++i) CHECK(try_flag(player, 0, &handle) == TE_ERR_TRANSPORT_UNAVAILABLE);
+  for (int i = 0; i < 3; ++i) CHECK(try_flag(player, 0, &handle) == TE_ERR_EXHAUSTED);
   CHECK(handle == TE_NONE);
   CHECK(te_flag_close(player.engine, flags.back(), &player.error) == TE_OK);
   CHECK(flag_info(player, open_flag(player, 0)).kind == TE_WORD_GDR);
@@ -170,6 +170,21 @@ TEST_CASE("engine: words: when the GPU's window is full the next flags are the h
     gpus.gdr.configure("");
     CHECK(flag_info(owner, open_flag(owner, 0)).kind == TE_WORD_GDR);
   }
+}
+
+TEST_CASE("engine: words: when the GPU's memory is full watchers are the host's, and flags are refused as exhausted") {
+  GpuStandins gpus("memory=65536");
+  Player player(with_gdr(TE_GDR_AUTO)), strict(with_gdr(TE_GDR_REQUIRE));
+  CHECK(watcher_info(player, open_watcher(player, 0)).kind == TE_WORD_MAPPED);
+  te_handle handle = TE_NONE;
+  CHECK(te_watcher_open(strict.engine, 0, &handle, &strict.error) == TE_ERR_EXHAUSTED);
+  CHECK(contains(strict.error.message, "setting gdr is \"require\": cuMemAlloc on cuda:0: CUDA_ERROR_OUT_OF_MEMORY"));
+  gpus.standin.configure("memory=1000");  // not even for what waits on the device have consumed
+  CHECK(try_flag(player, 0, &handle) == TE_ERR_EXHAUSTED);
+  CHECK(handle == TE_NONE);
+  gpus.standin.configure("");
+  CHECK(flag_info(player, open_flag(player, 0)).kind == TE_WORD_MAPPED);  // what was found first stays
+  CHECK(flag_info(strict, open_flag(strict, 0)).kind == TE_WORD_GDR);
 }
 
 // --- the end of waiting ----------------------------------------------------------------------------------------------------------

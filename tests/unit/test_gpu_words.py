@@ -131,6 +131,15 @@ def test_what_is_required_and_lacks_is_refused_with_the_reason(
     assert engine.flag("cuda:1").kind == "gdr"
 
 
+def test_memory_that_is_used_up_is_told_as_such(driver: Driver, gdr: Gdr, engine: te.Engine) -> None:
+    driver.configure("host_alloc_fail=1")
+    for make in (engine.flag, engine.watcher):
+        with pytest.raises(te.ResourceExhausted, match="cuMemHostAlloc on cuda:0: CUDA_ERROR_OUT_OF_MEMORY"):
+            make("cuda:0")
+    driver.configure("")
+    assert engine.flag("cuda:0").kind == "gdr"
+
+
 def test_refusals_name_a_missing_library_and_a_missing_device(
     gdr: Gdr, make_engine: Callable[..., te.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
