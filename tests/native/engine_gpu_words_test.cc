@@ -334,8 +334,9 @@ TEST_CASE("engine: words: an epoch in GPU memory never falls, whoever raises it,
   constexpr uint64_t kRaisers = 3;
   const uint64_t last = writes + kRaisers * raises;
   std::atomic<uint64_t> published[kRaisers] = {}, wrong{0};
+  std::atomic<bool> stop{false};
   std::thread device([&] {
-    for (uint64_t seen = 0; seen < last;) {
+    for (uint64_t seen = 0; seen < last && !stop.load();) {
       const uint64_t now = gpus.seen(at);
       if (now < seen) wrong.fetch_add(1);
       // So many are behind it, and each had said so before it raised.
@@ -359,6 +360,7 @@ TEST_CASE("engine: words: an epoch in GPU memory never falls, whoever raises it,
   for (std::thread& raiser : raisers) raiser.join();
   CHECK(flagged(owner, flag, last));
   CHECK(device_sees(gpus, at, last));
+  stop = true;
   device.join();
   CHECK(wrong == 0);
 }
