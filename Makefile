@@ -20,7 +20,7 @@ loopback_only := TE_NICS=lo
 # A test that hangs is ended and named.
 patience := timeout --signal=ABRT 1200
 # libfabric is not instrumented: ThreadSanitizer cannot see its locks.
-tsan_tests := -tce='*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_*,*cx7_*,*verbs_*,*fabric_*'
+tsan_tests := -tce='*over tcp*,*over shm*' -sf='*pure_*,*sim_*,*engine_*,*gpu_*,*cx7_*,*verbs_*,*fabric_*'
 # The sanitized builds make the extension, too. The first of them is also where lint looks for warnings.
 asan_options := -DTE_SANITIZE=address -DTE_WERROR=ON -DTE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(python)
 tsan_options := -DTE_SANITIZE=thread -DTE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(python)

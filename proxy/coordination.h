@@ -41,6 +41,7 @@ struct Trigger;
 struct Flag : Shared, Alarm {
   int32_t device = -1;
   DeviceWords* words = nullptr;  // where these are from
+  gpu::Words* epochs = nullptr;  // of these, for the word
   gpu::Word word, control, taken;
   std::atomic<int32_t> abort_peer{-1};
 
@@ -198,11 +199,13 @@ class Orders {
 
 // The words of one device, or of the host. Made by callers, under Coordination::mutex; then they stay.
 struct DeviceWords {
-  DeviceWords(int device, gpu::WordKind shared, gpu::WordKind epochs_kind, gpu::WordKind watched_kind, uint32_t most);
+  DeviceWords(int device, uint32_t most);
   gpu::Words epochs;    // a line each: those who poll one are not disturbed by the raises of others
   gpu::Words controls;  // a line each
   gpu::Words taken;
   gpu::Words watched;  // dense
+  // Of kind gdr, before `epochs` and `watched`; null where the CPU cannot store there, or is better off without.
+  std::unique_ptr<gpu::Words> gdr_epochs, gdr_watched;
 };
 
 struct Coordination {

@@ -213,6 +213,8 @@ class Engine {
   void recycle(Trigger* trigger);
   Error words_of(int32_t device, DeviceWords** out);
   Error make_words(int32_t device, std::unique_ptr<DeviceWords>* out);
+  Error take_word(gpu::Words* gdr, gpu::Words& host, gpu::Word* word, gpu::Words** from);
+  bool gdr_required() const { return settings_.values.gdr == TE_GDR_REQUIRE; }
   Error give_order(Order order);
   void abort_flags(uint64_t why);
   Error check_address(const te_address& address) const;

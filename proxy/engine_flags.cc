@@ -15,17 +15,21 @@ constexpr int64_t kDeviceSlice = 1'000'000;
 
 uint64_t address_of(const std::atomic<uint64_t>* word) { return reinterpret_cast<uint64_t>(word); }
 
+Error no_gdr(const Error& why) {
+  return Error(why.status(), format("setting gdr is \"require\": %s", why.message().c_str()), why.provider_status());
+}
+
 Error flag_closed() { return Error(Status::kClosed, "the flag is closed"); }
 
 }  // namespace
 
 // --- words -----------------------------------------------------------------------------------------------------------------------
 
-DeviceWords::DeviceWords(int device, WordKind shared, WordKind epochs_kind, WordKind watched_kind, uint32_t most)
-    : epochs(epochs_kind, device, 8, most),
-      controls(shared, device, 8, most),
+DeviceWords::DeviceWords(int device, uint32_t most)
+    : epochs(device < 0 ? WordKind::kHost : WordKind::kMapped, device, 8, most),
+      controls(epochs.kind(), device, 8, most),
       taken(device < 0 ? WordKind::kHost : WordKind::kDevice, device, 1, most),
-      watched(watched_kind, device, 1, most) {}
+      watched(epochs.kind(), device, 1, most) {}
 
 Error Engine::words_of(int32_t device, DeviceWords** out) {
   const int32_t key = device < 0 ? -1 : device;
@@ -38,26 +42,39 @@ Error Engine::words_of(int32_t device, DeviceWords** out) {
 }
 
 // What a GPU polls (epochs) lies in its memory where the CPU can store there. What the CPU polls (watchers) lies where the CPU reads
-// at less cost, which is measured: most often that is the host's memory by two orders of magnitude.
+// at less cost, which is measured: most often that is the host's memory by two orders of magnitude. What was measured stays in
+// use: to free it would wait for the device, where a kernel may be waiting for this very thread.
 Error Engine::make_words(int32_t device, std::unique_ptr<DeviceWords>* out) {
-  constexpr uint32_t kProbe = 8;
-  const auto made = [&](WordKind shared, WordKind epochs, WordKind watched) {
-    *out = std::make_unique<DeviceWords>(device, shared, epochs, watched, Coordination::kMost);
-    return Error();
-  };
-  if (device < 0) return made(WordKind::kHost, WordKind::kHost, WordKind::kHost);
-  gpu::Words mapped(WordKind::kMapped, device, 1, kProbe), gdr(WordKind::kGdr, device, 1, kProbe);
+  auto made = std::make_unique<DeviceWords>(device, Coordination::kMost);
   gpu::Word near, far;
-  if (Error e = mapped.take(&near)) return e;
-  const uint32_t wish = settings_.values.gdr;
-  if (wish == TE_GDR_OFF) return made(WordKind::kMapped, WordKind::kMapped, WordKind::kMapped);
-  if (Error e = gdr.take(&far)) {
-    if (wish == TE_GDR_REQUIRE)
-      return Error(e.status(), format("setting gdr is \"require\": %s", e.message().c_str()), e.provider_status());
-    return made(WordKind::kMapped, WordKind::kMapped, WordKind::kMapped);
+  if (device >= 0) {
+    if (Error e = made->watched.take(&near)) return e;
+    made->watched.give_back(near);
   }
-  const bool far_is_cheaper = gpu::read_cost_ns(far) <= gpu::read_cost_ns(near);
-  return made(WordKind::kMapped, WordKind::kGdr, far_is_cheaper ? WordKind::kGdr : WordKind::kMapped);
+  if (device >= 0 && settings_.values.gdr != TE_GDR_OFF) {
+    auto gdr = std::make_unique<gpu::Words>(WordKind::kGdr, device, 8, Coordination::kMost);
+    if (Error e = gdr->take(&far)) {
+      if (gdr_required()) return no_gdr(e);
+    } else {
+      gdr->give_back(far);
+      if (gpu::reads_faster(far, near))
+        made->gdr_watched = std::make_unique<gpu::Words>(WordKind::kGdr, device, 1, Coordination::kMost);
+      made->gdr_epochs = std::move(gdr);
+    }
+  }
+  *out = std::move(made);
+  return {};
+}
+
+// A word of kind gdr where there are such. If no more can be had (a GPU's memory and BAR are finite), one of the host's, unless gdr is
+// required.
+Error Engine::take_word(gpu::Words* gdr, gpu::Words& host, gpu::Word* word, gpu::Words** from) {
+  *from = gdr != nullptr ? gdr : &host;
+  Error error = (*from)->take(word);
+  if (!error || gdr == nullptr) return error;
+  if (gdr_required()) return no_gdr(error);
+  *from = &host;
+  return host.take(word);
 }
 
 // --- flags -----------------------------------------------------------------------------------------------------------------------
@@ -66,7 +83,8 @@ Error Engine::open_flag(int32_t device, te_handle* handle) {
   DeviceWords* words = nullptr;
   if (Error e = words_of(device, &words)) return e;
   gpu::Word word, control, taken;
-  Error error = words->epochs.take(&word);
+  gpu::Words* epochs = nullptr;
+  Error error = take_word(words->gdr_epochs.get(), words->epochs, &word, &epochs);
   if (!error) error = words->controls.take(&control);
   if (!error && device >= 0) error = words->taken.take(&taken);
   Flag* flag = nullptr;
@@ -74,6 +92,7 @@ Error Engine::open_flag(int32_t device, te_handle* handle) {
     flag = coordination_.flags.add([&](Flag& f) {
       f.device = device < 0 ? -1 : device;
       f.words = words;
+      f.epochs = epochs;
       f.word = word;
       f.control = control;
       f.taken = taken;
@@ -86,7 +105,7 @@ Error Engine::open_flag(int32_t device, te_handle* handle) {
       error = Error(Status::kExhausted, format("%u flags are open; close some first", Coordination::kMost));
   }
   if (error) {
-    if (word.index != FreeList::kNone) words->epochs.give_back(word);
+    if (word.index != FreeList::kNone) epochs->give_back(word);
     if (control.index != FreeList::kNone) words->controls.give_back(control);
     if (taken.index != FreeList::kNone) words->taken.give_back(taken);
     return error;
@@ -99,7 +118,7 @@ Error Engine::open_flag(int32_t device, te_handle* handle) {
 }
 
 void Engine::recycle(Flag* flag) {
-  flag->words->epochs.give_back(flag->word);
+  flag->epochs->give_back(flag->word);
   flag->words->controls.give_back(flag->control);
   if (flag->taken.index != FreeList::kNone) flag->words->taken.give_back(flag->taken);
   coordination_.flags.recycle(flag);

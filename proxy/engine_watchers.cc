@@ -19,10 +19,11 @@ Error Engine::open_watcher(int32_t device, te_handle* handle) {
   DeviceWords* words = nullptr;
   if (Error e = words_of(device, &words)) return e;
   gpu::Word word;
-  if (Error e = words->watched.take(&word)) return e;
+  gpu::Words* from = nullptr;
+  if (Error e = take_word(words->gdr_watched.get(), words->watched, &word, &from)) return e;
   Watcher* watcher = coordination_.watchers.add([&](Watcher& w) {
     w.device = device < 0 ? -1 : device;
-    w.words = &words->watched;
+    w.words = from;
     w.word = word;
     w.seen.store(0, std::memory_order_relaxed);
     w.delivered.store(0, std::memory_order_relaxed);
@@ -30,7 +31,7 @@ Error Engine::open_watcher(int32_t device, te_handle* handle) {
     w.born();
   });
   if (watcher == nullptr) {
-    words->watched.give_back(word);
+    from->give_back(word);
     return Error(Status::kExhausted, format("%u watchers are open; close some first", Coordination::kMost));
   }
   *handle = watcher->handle.load(std::memory_order_relaxed);

@@ -211,7 +211,7 @@ class Engine(Datapath):
 
         Raises:
             TransportUnavailable: no CUDA driver or no such device, or with `gdr="require"` no GDRCopy; says what lacks.
-            ResourceExhausted: too many flags are open.
+            ResourceExhausted: too many flags are open, or there is no memory for more.
         """
         return Flag(self._handle, device)
 

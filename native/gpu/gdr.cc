@@ -47,11 +47,19 @@ const char* bind_all(void* handle, Gdr* g) {
   return nullptr;
 }
 
-// gdr_open says no more than that it failed: the device file tells why.
-Error why_not_open(const std::string& file) {
+// Why the device file cannot be opened; 0: it can.
+int try_device() {
   const int fd = ::open(kDevice, O_RDWR | O_CLOEXEC);
-  const int code = fd < 0 ? errno : 0;
-  if (fd >= 0) ::close(fd);
+  if (fd < 0) return errno;
+  ::close(fd);
+  return 0;
+}
+
+// gdr_open promises no more than null. Of opening the device file, errno is most often still there (gdr_open frees and may log after
+// it); any other value may come from elsewhere, and then the device file itself is asked.
+Error why_not_open(const std::string& file, int left) {
+  const bool telling = left == ENOENT || left == EACCES || left == EPERM || left == EMFILE || left == ENFILE;
+  const int code = telling ? left : try_device();
   if (code == ENOENT)
     return unavailable(format(
         "gdr_open failed: %s is missing: load GDRCopy's kernel module (modprobe gdrdrv, or install the gdrdrv-dkms "
@@ -62,6 +70,9 @@ Error why_not_open(const std::string& file) {
         "gdr_open failed: permission denied for %s: let this user read and write it (chmod 0666, or a udev rule); "
         "in a container, allow the device (--device %s)",
         kDevice, kDevice));
+  if (code == EMFILE || code == ENFILE)
+    return unavailable(
+        format("gdr_open failed: %s: %s: raise the limit (ulimit -n) or close some", kDevice, std::strerror(code)));
   if (code != 0)
     return unavailable(format("gdr_open failed: %s: %s: the gdrdrv module does not work; dmesg may say why", kDevice,
                               std::strerror(code)));
@@ -96,9 +107,8 @@ Error load(const std::string& file, bool named, Gdr* g) {
     dlclose(handle);
     return old;
   }
-  const GdrContext probe = g->open();
-  if (probe == nullptr) {
-    Error why = why_not_open(file);
+  GdrContext probe = nullptr;
+  if (Error why = open_gdr(*g, &probe)) {
     dlclose(handle);
     return why;
   }
@@ -107,6 +117,14 @@ Error load(const std::string& file, bool named, Gdr* g) {
 }
 
 }  // namespace
+
+Error open_gdr(const Gdr& gdr, GdrContext* out) {
+  errno = 0;
+  const GdrContext made = gdr.open();
+  if (made == nullptr) return why_not_open(gdr.file, errno);
+  *out = made;
+  return {};
+}
 
 Error load_gdr(const Gdr** out) {
   static std::mutex mutex;

@@ -45,5 +45,7 @@ struct Gdr {
 // Loads the library that TE_LIBGDRAPI names (libgdrapi.so.2), once; what is loaded stays. kTransportUnavailable with the reason and the
 // remedy otherwise: no library, too old, or a /dev/gdrdrv that is missing or not ours to open.
 Error load_gdr(const Gdr** out);
+// gdr_open, with the reason and the remedy where it fails.
+Error open_gdr(const Gdr& gdr, GdrContext* out);
 
 }  // namespace te::gpu

@@ -82,13 +82,15 @@ Error Words::grow() {
   }
   blocks_[made] = block;
   made_.store(made + 1, std::memory_order_relaxed);
-  for (uint32_t i = per_block(); i > 0; --i) free_.push(made * per_block() + i - 1);  // the lowest first: few lines
+  const uint32_t first = made * per_block();
+  for (uint32_t i = std::min(first + per_block(), most_); i > first; --i)
+    free_.push(i - 1);  // the lowest first: few lines
   return {};
 }
 
 Error Words::failed(const char* call, CuResult code) const {
-  return Error(Status::kTransportUnavailable, format("%s on cuda:%d: %s", call, device_, cuda_->describe(code).c_str()),
-               code);
+  const Status status = code == result::kOutOfMemory ? Status::kExhausted : Status::kTransportUnavailable;
+  return Error(status, format("%s on cuda:%d: %s", call, device_, cuda_->describe(code).c_str()), code);
 }
 
 Error Words::open_driver() {
@@ -96,8 +98,7 @@ Error Words::open_driver() {
   if (Error e = load_cuda(&cuda_)) return e;
   if (kind_ == WordKind::kGdr && gdr_context_ == nullptr) {
     if (Error e = load_gdr(&gdr_)) return e;
-    gdr_context_ = gdr_->open();
-    if (gdr_context_ == nullptr) return Error(Status::kTransportUnavailable, "gdr_open failed: too many open files?");
+    if (Error e = open_gdr(*gdr_, &gdr_context_)) return e;
   }
   return primary_context(*cuda_, device_, &context_);
 }

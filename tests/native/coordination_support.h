@@ -7,9 +7,9 @@
 
 namespace te::engine_test {
 
-inline te_handle open_flag(Player& player) {
+inline te_handle open_flag(Player& player, int32_t device = -1) {
   te_handle flag = TE_NONE;
-  REQUIRE_MESSAGE(te_flag_open(player.engine, -1, &flag, &player.error) == TE_OK, player.error.message);
+  REQUIRE_MESSAGE(te_flag_open(player.engine, device, &flag, &player.error) == TE_OK, player.error.message);
   return flag;
 }
 inline te_flag_info flag_info(Player& player, te_handle flag) {
@@ -33,9 +33,9 @@ inline te_handle bind(Player& player, te_handle counter, te_handle flag, uint64_
   return binding;
 }
 
-inline te_handle open_watcher(Player& player) {
+inline te_handle open_watcher(Player& player, int32_t device = -1) {
   te_handle watcher = TE_NONE;
-  REQUIRE_MESSAGE(te_watcher_open(player.engine, -1, &watcher, &player.error) == TE_OK, player.error.message);
+  REQUIRE_MESSAGE(te_watcher_open(player.engine, device, &watcher, &player.error) == TE_OK, player.error.message);
   return watcher;
 }
 inline te_watcher_info watcher_info(Player& player, te_handle watcher) {

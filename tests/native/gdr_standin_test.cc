@@ -1,8 +1,7 @@
 // What the stand-in for GDRCopy's library does, held against what the library promises.
 #include <cerrno>
 
-#include "native/gpu/gdr.h"
-#include "tests/native/cuda_support.h"
+#include "tests/native/gdr_support.h"
 
 namespace te::test {
 namespace {
@@ -10,39 +9,9 @@ namespace {
 using namespace te::gpu;
 constexpr uint64_t kPage = kGpuPageBytes;
 
-// The library, bound by hand, and a check at the end that nothing is left and no rule was broken but as expected.
-struct GdrRig : CudaRig {
-  explicit GdrRig(const std::string& options = "") : CudaRig("", 3 * kPage) {
-    configure(options);
-    violations = statistic("violations");
-  }
-  ~GdrRig() {
-    CHECK(statistic("opened") == 0);
-    CHECK(statistic("pinned") == 0);
-    CHECK(statistic("violations") == violations);
-    configure("");
-  }
-  template <typename Function>
-  static Function bind(const char* name) {
-    const std::string path = CudaStandin::folder() + "libstandin_gdrapi.so";
-    static void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    REQUIRE(library != nullptr);
-    const auto found = reinterpret_cast<Function>(dlsym(library, name));
-    REQUIRE((found != nullptr));
-    return found;
-  }
-  static uint64_t statistic(const char* name) {
-    return bind<uint64_t (*)(const char*)>("standin_gdrapi_statistic")(name);
-  }
-  static int try_configure(const std::string& options) {
-    return bind<int (*)(const char*)>("standin_gdrapi_configure")(options.c_str());
-  }
-  static void configure(const std::string& options) { REQUIRE(try_configure(options) == 0); }
-  bool violated() {
-    const bool one = statistic("violations") == violations + 1;
-    violations = statistic("violations");
-    return one;
-  }
+// The library, bound by hand, beside device memory to pin.
+struct GdrRig : CudaRig, GdrStandin {
+  explicit GdrRig(const std::string& options = "") : CudaRig("", 3 * kPage), GdrStandin(options) {}
 
   decltype(Gdr::open) open = bind<decltype(Gdr::open)>("gdr_open");
   decltype(Gdr::close) close = bind<decltype(Gdr::close)>("gdr_close");
@@ -52,7 +21,6 @@ struct GdrRig : CudaRig {
   decltype(Gdr::map) map = bind<decltype(Gdr::map)>("gdr_map");
   decltype(Gdr::unmap) unmap = bind<decltype(Gdr::unmap)>("gdr_unmap");
   decltype(Gdr::runtime_version) version = bind<decltype(Gdr::runtime_version)>("gdr_runtime_get_version");
-  uint64_t violations = 0;
 };
 
 TEST_CASE("gdr stand-in: a window shows the device's bytes at the same place of their page") {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 import transfer_engine as te
+
+from .cuda_driver import Driver
 
 SOON_S = 20.0  # a deadline, not a duration
 POISON = 0xA5
@@ -78,3 +81,17 @@ def run_python() -> Callable[[str], subprocess.CompletedProcess[str]]:
         return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
     return run
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    path = os.environ.get("TE_TEST_STANDIN_CUDA")
+    if path is None:
+        pytest.skip("TE_TEST_STANDIN_CUDA does not name the stand-in (make test-python does)")
+    monkeypatch.setenv("TE_STANDIN_CUDA", "devices=2")
+    monkeypatch.setenv("TE_LIBCUDA", path)
+    driver = Driver(path)
+    driver.configure("")
+    yield driver
+    for pointer in list(driver.allocated):
+        driver.free(pointer)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,66 +12,9 @@ import pytest
 
 import transfer_engine as te
 
+from .cuda_driver import Driver
+
 SIZE = 300_001
-
-
-class Driver:
-    """What a program with CUDA would do by itself: allocates, fills and reads memory of a device."""
-
-    def __init__(self, path: str) -> None:
-        self.library = library = ctypes.CDLL(path)
-        library.standin_cuda_read.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
-        library.standin_cuda_write.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
-        library.cuMemAlloc_v2.argtypes = (ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t)
-        library.cuMemFree_v2.argtypes = (ctypes.c_uint64,)
-        library.cuDevicePrimaryCtxRetain.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_int)
-        library.cuCtxPushCurrent_v2.argtypes = (ctypes.c_void_p,)
-        assert library.cuInit(0) == 0
-        self.allocated: dict[int, int] = {}  # address -> device
-
-    def configure(self, options: str) -> None:
-        assert self.library.standin_cuda_configure(options.encode()) == 0
-
-    @contextlib.contextmanager
-    def current(self, device: int) -> Iterator[None]:
-        context = ctypes.c_void_p()
-        assert self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
-        assert self.library.cuCtxPushCurrent_v2(context) == 0
-        yield
-        assert self.library.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
-
-    def allocate(self, nbytes: int, device: int = 0) -> int:
-        pointer = ctypes.c_uint64()
-        with self.current(device):
-            assert self.library.cuMemAlloc_v2(ctypes.byref(pointer), nbytes) == 0
-        self.allocated[pointer.value] = device
-        return pointer.value
-
-    def free(self, pointer: int) -> None:
-        with self.current(self.allocated.pop(pointer)):
-            assert self.library.cuMemFree_v2(pointer) == 0
-
-    def write(self, pointer: int, array: Any) -> None:
-        assert self.library.standin_cuda_write(pointer, array.ctypes.data, array.nbytes) == 0
-
-    def read(self, pointer: int, nbytes: int) -> Any:
-        array = np.empty(nbytes, np.uint8)
-        assert self.library.standin_cuda_read(pointer, array.ctypes.data, nbytes) == 0
-        return array
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    path = os.environ.get("TE_TEST_STANDIN_CUDA")
-    if path is None:
-        pytest.skip("TE_TEST_STANDIN_CUDA does not name the stand-in (make test-python does)")
-    monkeypatch.setenv("TE_STANDIN_CUDA", "devices=2")
-    monkeypatch.setenv("TE_LIBCUDA", path)
-    driver = Driver(path)
-    driver.configure("")
-    yield driver
-    for pointer in list(driver.allocated):
-        driver.free(pointer)
 
 
 @pytest.fixture
