@@ -398,6 +398,67 @@ TEST_CASE("engine: the loss of a writer half-way keeps its slots from others, an
   CHECK(te_region_close(pair.owner.engine, pair.target.region, kPatience, &pair.owner.error) == TE_OK);
 }
 
+TEST_CASE(
+    "engine: peers that are lost while copies for them are held leave nothing behind: sources close, others are "
+    "served") {
+  Gpu gpu;
+  Setup setup = plain();
+  setup.tune = [](te_settings& s) {
+    s.staging_slot_bytes = kSlot;
+    s.staging_slots = 4;
+    s.peer_timeout_ns = kShortLife;
+  };
+  Player writer(setup);
+  for (int round = 0; round < 4; ++round) {  // more pieces in all than there are slots
+    CAPTURE(round);
+    DeviceMemory source(gpu, 64 << 10), target(gpu, 64 << 10);
+    Player owner(setup);
+    source.stage(writer);
+    target.stage(owner);
+    const te_handle remote = writer.remote(descriptor_of(owner, target.region));
+    Memory& host = writer.memory(64 << 10);
+    require_ok(write_from(writer, host.region, 0, remote, 0, 10, TE_NONE));
+    gpu.standin.configure("hold=1");
+    Transfer from_host = write_from(writer, host.region, 0, remote, 0, 60'000, TE_NONE);
+    Transfer from_device = write_from(writer, source.region, 0, remote, 0, 60'000, TE_NONE);
+    CHECK(from_host.wait(50 * kMs) == TE_AGAIN);
+    owner.inject("kill");
+    CHECK(from_host.wait() == TE_ERR_PEER_LOST);
+    CHECK(from_device.wait() == TE_ERR_PEER_LOST);
+    gpu.standin.configure("hold=0");
+    CHECK(te_region_close(writer.engine, source.region, kPatience, &writer.error) == TE_OK);
+    CHECK(writer.close(host) == TE_OK);
+    te_engine_free(std::exchange(owner.engine, nullptr));
+  }
+  Player last(setup);
+  DeviceMemory source(gpu, 64 << 10), target(gpu, 64 << 10);
+  Random random(9);
+  source.fill(random);
+  source.stage(writer);
+  target.stage(last);
+  require_ok(
+      write_from(writer, source.region, 0, writer.remote(descriptor_of(last, target.region)), 0, 64 << 10, TE_NONE));
+  target.mirror = source.mirror;
+  CHECK(target.right());
+}
+
+TEST_CASE("engine: staged writes that wait for slots hold up no other writes to their peer") {
+  Gpu gpu;
+  DevicePair pair(gpu, plain(), 64 << 10);
+  Memory& host = pair.writer.memory(64 << 10);
+  Memory& plain_target = pair.owner.memory(64 << 10);
+  const te_handle remote_plain = pair.writer.remote(pair.owner, plain_target);
+  require_ok(pair.write(0, 0, 1));
+  gpu.standin.configure("hold=1");
+  std::vector<Transfer> staged;
+  for (int i = 0; i < 20; ++i)
+    staged.push_back(write_from(pair.writer, host.region, 0, pair.remote, 0, 60'000, TE_NONE));
+  require_ok(write_from(pair.writer, host.region, 0, remote_plain, 0, 60'000, pair.notify));
+  CHECK(pair.owner.counted(pair.counter, 2));
+  gpu.standin.configure("hold=0");
+  for (Transfer& t : staged) require_ok(std::move(t));
+}
+
 TEST_CASE("engine: GPU memory that cannot be registered is refused with the reason and the remedy") {
   Gpu gpu("devices=2");
   Player player(plain());

@@ -65,19 +65,21 @@ bool same(const Hello& a, const Hello& b) {
 }
 
 constexpr auto kFirstRecord = static_cast<uint8_t>(RecordType::kAttachRegion);
-constexpr auto kLastRecord = static_cast<uint8_t>(RecordType::kWriteOff);
+constexpr auto kLastRecord = static_cast<uint8_t>(RecordType::kStagedDone);
 
 // With the fields of its type and no others, so that it can be compared.
 Record random_record(Random& random, uint8_t type) {
   Record r;
   r.type = static_cast<RecordType>(type);
-  if (r.type < RecordType::kSlots || r.type == RecordType::kFence || r.type == RecordType::kFenced)
+  if (r.type < RecordType::kSlots || r.type == RecordType::kFence || r.type == RecordType::kFenced ||
+      r.type == RecordType::kStaged)
     r.serial = random.next();
   const auto grant = [&] { return static_cast<Grant>(random.below(3)); };
   switch (r.type) {
     case RecordType::kRegionAttached:
       r.granted = grant();
       r.length = random.next();
+      r.slot_bytes = static_cast<uint32_t>(random.next());
       r.nics = static_cast<uint8_t>(random.below(TE_MAX_NICS + 1));
       for (uint32_t i = 0; i < r.nics; ++i) {
         r.base[i] = random.next();
@@ -95,6 +97,25 @@ Record random_record(Random& random, uint8_t type) {
     case RecordType::kFenced:
       r.granted = grant();
       break;
+    case RecordType::kStageRequest:
+      r.index = static_cast<uint16_t>(random.next());
+      break;
+    case RecordType::kStaged:
+      r.token = static_cast<uint32_t>(random.next());
+      r.slot = static_cast<uint16_t>(random.next());
+      r.offset = random.next();
+      r.length = random.next();
+      r.id = static_cast<uint16_t>(random.next());
+      r.count = static_cast<uint32_t>(random.next());
+      break;
+    case RecordType::kStagedDone:
+      r.token = static_cast<uint32_t>(random.next());
+      r.granted = grant();
+      break;
+    case RecordType::kStageReturn:
+      r.unknown = random.chance(0.5);
+      [[fallthrough]];
+    case RecordType::kStageSlots:
     case RecordType::kSlots:
       r.ids.resize(random.below(100));
       for (uint16_t& id : r.ids) id = static_cast<uint16_t>(random.next());
@@ -114,7 +135,8 @@ bool same(const Record& a, const Record& b) {
   return a.type == b.type && a.granted == b.granted && a.temporary == b.temporary && a.for_good == b.for_good &&
          a.unknown == b.unknown && a.delivered == b.delivered && a.nics == b.nics && a.id == b.id &&
          a.index == b.index && a.serial == b.serial && a.length == b.length && a.base == b.base && a.key == b.key &&
-         a.ids == b.ids;
+         a.ids == b.ids && a.slot == b.slot && a.token == b.token && a.slot_bytes == b.slot_bytes &&
+         a.count == b.count && a.offset == b.offset;
 }
 
 }  // namespace
