@@ -365,6 +365,39 @@ TEST_CASE("engine: words: an epoch in GPU memory never falls, whoever raises it,
   CHECK(wrong == 0);
 }
 
+TEST_CASE("engine: words: once raises at the same time have returned, the device has them all") {
+  GpuStandins gpus;
+  Player player(with_gdr(TE_GDR_REQUIRE));
+  const te_handle flag = open_flag(player, 0);
+  const uint64_t at = flag_info(player, flag).epoch_device;
+  constexpr uint64_t kRaisers = 2;
+  const auto rounds = static_cast<uint64_t>(scaled(30'000));
+  std::atomic<uint64_t> begun{0}, returned{0}, failed{0}, missing{0};
+  const auto await = [](const std::atomic<uint64_t>& number, uint64_t at_least) {
+    for (uint64_t i = 1; number.load() < at_least; ++i)
+      if (i % 1000 == 0) std::this_thread::yield();
+  };
+  std::vector<std::thread> raisers;
+  for (uint64_t k = 0; k < kRaisers; ++k)
+    raisers.emplace_back([&, k] {
+      te_error error{};
+      for (uint64_t round = 1; round <= rounds; ++round) {
+        if (k == 0) {
+          await(returned, kRaisers * (round - 1));
+          if (gpus.seen(at) != kRaisers * (round - 1)) missing.fetch_add(1);
+          begun.store(round);
+        }
+        await(begun, round);
+        if (te_flag_raise(player.engine, flag, 1, &error) != TE_OK) failed.fetch_add(1);
+        returned.fetch_add(1);
+      }
+    });
+  for (std::thread& raiser : raisers) raiser.join();
+  CHECK(gpus.seen(at) == kRaisers * rounds);
+  CHECK(missing == 0);
+  CHECK(failed == 0);
+}
+
 TEST_CASE("engine: words: flags and watchers of both devices come and go in several threads of two engines") {
   GpuStandins gpus("offset=512");
   const ReadCosts costs(10, 10);
