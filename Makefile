@@ -166,7 +166,7 @@ test-rdma-wire: .venv/.wheel ## tests between two such guests, joined by a wire
 	@$(in_run) TE_RDMA_HOST=1 $(plain_pytest) -q --timeout 300 $(ARGS) ../../tests/rdma
 
 # GPU_PYTHON is an interpreter of a machine where nothing is built: it takes the wheel in dist/ or what it has installed.
-# TE_GPU_RESULTS=FOLDER has the records written elsewhere than in docs/results/; TE_COMMIT names the commit where there is no git.
+# TE_GPU_RESULTS=FOLDER has the records written elsewhere than in docs/results/; TE_COMMIT names the commit, for a copy without its history.
 export GPU_PYTHON
 .venv/.gpu: .venv/.wheel
 	@$(quiet) "install CUDA's packages" $(python) -m pip install "$$(echo $(CURDIR)/dist/*.whl)[cuda,test]"

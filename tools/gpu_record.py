@@ -34,14 +34,16 @@ def results_folder(root: Path) -> Path:
 
 
 def commit_of(root: Path) -> str:
-    """The commit that is checked out in `root`; where there is no git, $TE_COMMIT."""
+    """$TE_COMMIT, for a copy of the tree without its history; else the commit that is checked out in `root`."""
+    if named := os.environ.get("TE_COMMIT"):
+        return named
     try:
         done = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
-        return os.environ.get("TE_COMMIT", "")
-    return done.stdout.strip() if done.returncode == 0 else os.environ.get("TE_COMMIT", "")
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def header(root: Path, device: int = 0) -> dict[str, Any]:

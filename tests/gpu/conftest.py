@@ -99,23 +99,29 @@ def _recording(config: pytest.Config) -> bool:
     return bool(config.getoption("--gpu-record", default=False))
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed:
-        _counts["failed"] += 1
-    elif report.skipped:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        _skipped.append({"test": report.nodeid, "reason": reason.removeprefix("Skipped: ")})
-    elif report.when == "call":
-        _counts["passed"] += 1
+class _Counts:
+    """A plugin of its own: of a conftest these hooks see what lies in its folder only."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            _counts["failed"] += 1
+        elif report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            _skipped.append({"test": report.nodeid, "reason": reason.removeprefix("Skipped: ")})
+        elif report.when == "call":
+            _counts["passed"] += 1
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        _deselected.extend(item.nodeid for item in items)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            _counts["failed"] += 1
 
 
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    _deselected.extend(item.nodeid for item in items)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.failed:
-        _counts["failed"] += 1
+def pytest_configure(config: pytest.Config) -> None:
+    if _recording(config):
+        config.pluginmanager.register(_Counts(), "counts of the record")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

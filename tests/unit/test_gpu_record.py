@@ -81,7 +81,7 @@ def test_the_digest_changes_with_every_name_and_byte(tmp_path: Path) -> None:
     assert len(digests | {gpu_record.kernels_digest(tmp_path)}) == 3
 
 
-def test_the_commit_comes_from_git_or_else_from_the_environment(
+def test_the_commit_comes_from_the_environment_or_else_from_git(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TE_COMMIT", "named")
