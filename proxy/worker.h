@@ -5,7 +5,7 @@
 // It never blocks but in sleep(), and never takes a lock on the path of a write.
 //
 // Split by verb: worker.cc (loop, sleep, clock), worker_commands.cc (what callers ask for), worker_finish.cc (how operations end), worker_post.cc (operations to work
-// requests), worker_scatter.cc (flights to work requests), worker_staging.cc (what NICs do not reach), worker_complete.cc (completions, immediates), worker_control.cc (messages between engines), worker_session.cc
+// requests), worker_scatter.cc (flights to work requests), worker_staging.cc and worker_arrivals.cc (what NICs do not reach), worker_complete.cc (completions, immediates), worker_control.cc (messages between engines), worker_session.cc
 // (acquaintance and loss), worker_flags.cc (flags that rise with counters), worker_watchers.cc (watched words, and the transfers they trigger), worker_paths.cc (paths that come, break and are mended), worker_attach.cc (attach, revoke), worker_fence.cc (closing regions and counters, fences).
 #pragma once
 
@@ -150,6 +150,8 @@ class Worker {
   void take_stage_slots(Peer& peer, const std::vector<uint16_t>& ids);
   void return_slots(Peer& peer, std::vector<uint16_t> slots, bool unknown);
   void return_idle_slots(Peer& peer);
+
+  // --- worker_arrivals.cc
   void know_incoming_slots();
   void take_stage_request(Peer& peer, uint32_t count);
   void grant_slots();
