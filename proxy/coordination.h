@@ -129,7 +129,8 @@ struct Trigger : Shared, Alarm {
   Flag* completed_flag = nullptr;
   uint64_t every = 1, first = 1;
   int64_t timeout_ns = 0;
-  Published<uint64_t> fired, posted, completed, owed;
+  Published<uint64_t> fired, posted, completed;
+  Published<uint64_t> asked;        // firings due with the value seen: never less than fired
   std::atomic<uint64_t> failed{0};  // with release, after first_error
   Published<int64_t> last_post_ns;
   te_error first_error{};  // written once, before `failed` leaves zero
@@ -137,7 +138,6 @@ struct Trigger : Shared, Alarm {
 
   // Worker only.
   Watcher* watcher = nullptr;  // null: cancelled
-  uint64_t asked = 0;          // firings due with the value seen
   Link<Trigger> owed_link;
 };
 

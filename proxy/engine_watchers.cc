@@ -1,4 +1,5 @@
 // Watchers and triggers from the caller's side. How the worker looks at them and fires: worker_watchers.cc.
+#include <algorithm>
 #include <utility>
 
 #include "proxy/engine.h"
@@ -132,12 +133,11 @@ Error Engine::open_trigger(const te_trigger_args& args, te_handle* handle) {
       t.every = args.every;
       t.first = args.first;
       t.timeout_ns = timeout_or_default(args.timeout_ns);
-      t.fired = t.posted = t.completed = t.owed = 0;
+      t.fired = t.posted = t.completed = t.asked = 0;
       t.failed.store(0, std::memory_order_relaxed);
       t.last_post_ns = 0;
       t.first_error = {};
       t.wake_at.store(Alarm::kNobody, std::memory_order_relaxed);
-      t.asked = 0;
       t.born();
     });
     if (trigger == nullptr)
@@ -176,7 +176,8 @@ Error Engine::describe_trigger(te_handle handle, te_trigger_info* out) {
   out->completed = trigger->completed;
   out->posted = trigger->posted;
   out->fired = trigger->fired;
-  out->owed = trigger->owed;
+  const uint64_t asked = trigger->asked;
+  out->owed = asked - std::min(asked, out->fired);
   out->last_post_ns = trigger->last_post_ns;
   out->active = trigger->active.load(std::memory_order_relaxed) ? 1 : 0;
   if (out->failed > 0) out->first_error = trigger->first_error;

@@ -81,7 +81,7 @@ void Worker::disarm(Trigger& trigger) {
   std::erase(watcher->triggers, &trigger);
   watcher->armed.store(static_cast<uint32_t>(watcher->triggers.size()), std::memory_order_relaxed);
   owed_.remove(&trigger);
-  trigger.owed = 0;
+  trigger.asked = trigger.fired.get();
   trigger.active.store(false, std::memory_order_relaxed);
   unwatch_if_idle(*watcher);
   trigger.wake();
@@ -112,7 +112,6 @@ void Worker::ask(Trigger& trigger, uint64_t value) {
   const uint64_t due = (value - trigger.first) / trigger.every + 1;
   if (due <= trigger.asked) return;
   trigger.asked = due;
-  trigger.owed = due - trigger.fired;
   if (!trigger.owed_link.linked) owed_.push_back(&trigger);
 }
 
@@ -124,8 +123,7 @@ bool Worker::fire_triggers() {
   for (size_t left = owed_.size(); left > 0; --left) {
     Trigger& trigger = *owed_.pop_front();
     for (uint32_t i = 0; i < kFiringsPerTurn && trigger.fired < trigger.asked && fire(trigger); ++i) any = true;
-    trigger.owed = trigger.asked - trigger.fired;
-    if (trigger.owed > 0) owed_.push_back(&trigger);
+    if (trigger.fired < trigger.asked) owed_.push_back(&trigger);
   }
   return any;
 }
@@ -134,7 +132,7 @@ bool Worker::fire_triggers() {
 bool Worker::fire(Trigger& trigger) {
   Prepared* prepared = engine_.enter_prepared(trigger.prepared);
   if (prepared == nullptr) {
-    firing_refused(trigger, Error(Status::kStale, "the prepared transfer is closed"));
+    firing_refused(trigger, Error(Status::kClosed, "the prepared transfer is closed"));
     return true;
   }
   const bool done =
@@ -183,7 +181,7 @@ bool Worker::fire_write(Trigger& trigger, Prepared& prepared) {
 bool Worker::fire_scatter(Trigger& trigger, Prepared& prepared) {
   Target* target = engine_.enter_target(prepared.target);
   if (target == nullptr) {
-    firing_refused(trigger, Error(Status::kStale, "the target is closed"));
+    firing_refused(trigger, Error(Status::kClosed, "the target is closed"));
     return true;
   }
   const bool notices = prepared.region_handle == TE_NONE;

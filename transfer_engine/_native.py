@@ -165,6 +165,8 @@ def failure(
 ) -> errors.TransferEngineError:
     """The exception for a failed call. `error` is the te_error that the call filled."""
     provider_status = error.provider_status
+    if hint is None and "libcuda" in text(error.message):
+        hint = "install NVIDIA's driver, and give the container access to the GPU; `transfer-engine doctor` looks"
     return _CLASSES.get(status, errors.TransferEngineError)(
         (text(error.message) or status_name(status)) + note,
         operation=operation,

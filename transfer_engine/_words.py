@@ -15,6 +15,7 @@ from .spans import parse_device
 
 _KINDS = {lib.TE_WORD_HOST: "host", lib.TE_WORD_MAPPED: "mapped", lib.TE_WORD_GDR: "gdr", lib.TE_WORD_DEVICE: "device"}
 HOST = -1
+MOST_AT_ONCE = (1 << 32) - 1  # of raises, so that words of 64 bits never come round
 
 
 def kind_name(kind: int) -> str:
@@ -28,14 +29,16 @@ def device_index(device: Any) -> int:
     return index if kind == lib.TE_DEVICE_CUDA else HOST
 
 
-def number(value: object, name: str, operation: str, least: int = 0) -> int:
-    """An integer from `least` to 2^64 - 1."""
+def number(value: object, name: str, operation: str, least: int = 0, most: int = (1 << 64) - 1) -> int:
+    """An integer from `least` to `most`."""
     try:
         found = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ArgumentTypeError(f"{name} must be an integer, not {type(value).__name__}", operation=operation) from None
-    if not least <= found < 1 << 64:
-        raise ArgumentError(f"{name} must be from {least} to 2^64 - 1, got {found}", operation=operation)
+    if not least <= found <= most:
+        raise ArgumentError(
+            f"{name} must be from {least} to 2^{most.bit_length()} - 1, got {found}", operation=operation
+        )
     return found
 
 

@@ -69,7 +69,7 @@ class Flag:
 
     def raise_(self, n: int = 1) -> None:
         """Raises the epoch by `n`, and wakes those who wait for it."""
-        by = _words.number(n, "n", "raise flag")
+        by = _words.number(n, "n", "raise flag", most=_words.MOST_AT_ONCE)
         self._ensure_open("raise flag")
         error = thread_state.error
         status = lib.te_flag_raise(self._handle.pointer, self._id, by, error)
@@ -84,7 +84,7 @@ class Flag:
         a peer of a binding is lost and when the engine closes: `check()` tells.
 
         Args:
-            stream: a CUDA stream of the flag's device; None is the current one. None for a flag of the host, whose
+            stream: a CUDA stream of the flag's device; None is the default one. None for a flag of the host, whose
                 calling thread waits.
             advance: how many epochs.
             timeout_s: seconds; None is the engine's default deadline.
@@ -104,15 +104,14 @@ class Flag:
         if stream is not None:
             raise ArgumentError("a flag of the host cannot be waited for by a stream", operation=operation,
                                 hint="engine.flag(device) makes one for a device")  # fmt: skip
-        with self._handle.lock:
-            self._taken += epochs
-            expected = self._taken
-        try:
-            self.wait_value(expected, timeout_s=timeout_s)
-        except BaseException:
+        deadline = time.monotonic_ns() + limit
+        while True:
             with self._handle.lock:
-                self._taken -= epochs
-            raise
+                expected = self._taken + epochs
+                if self.value >= expected:
+                    self._taken = expected
+                    return
+            self.wait_value(expected, timeout_s=max(deadline - time.monotonic_ns(), 0) / 1e9)
 
     def wait_value(self, at_least: int, *, timeout_s: float | None = None) -> int:
         """Waits in the calling thread until the epoch is `at_least` or more, consumes nothing, and returns the epoch.

@@ -266,6 +266,8 @@ def _plain(nbytes: int) -> mmap.mmap:
 def _mapped(handle: EngineHandle, device: int, nbytes: int) -> Any:
     """Pinned memory of the core, as a buffer: freed with the last view of it."""
     handle.ensure_open("allocate")
+    if nbytes >= 1 << 63:
+        raise RegistrationError(f"cannot pin {nbytes} bytes", operation="allocate", hint="allocate less")
     out = ffi.new("void **")
     error = thread_state.error
     status = lib.te_mapped_allocate(device, nbytes, out, error)

@@ -43,7 +43,7 @@ def parse_device(device: Any) -> tuple[int, int]:
         index = int(digits) if digits.isdecimal() else None if not digits else -1
     if not isinstance(kind, str):
         raise ArgumentTypeError(f"device must be None, a string or a torch.device, not {type(device).__name__}")
-    if index is None or (isinstance(index, int) and index >= 0):
+    if index is None or (isinstance(index, int) and 0 <= index < 1 << 31):
         if kind == "cpu":
             return lib.TE_DEVICE_HOST, 0
         if kind == "cuda":
@@ -119,10 +119,27 @@ def _of_ndarray(array: Any, owner: object) -> Span:
 
 def _of_cuda_array(memory: Any) -> Span:
     interface = memory.__cuda_array_interface__
+    try:
+        span = _of_interface(memory, interface)
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as cause:
+        raise ArgumentTypeError(
+            f"{type(memory).__name__}: its __cuda_array_interface__ is malformed: {cause!r}", operation="register"
+        ) from None
+    if not 0 <= span.pointer <= span.pointer + span.length_bytes <= 1 << 64 or (span.length_bytes and not span.pointer):
+        raise ArgumentError(
+            f"{type(memory).__name__}: ({span.pointer:#x}, {span.length_bytes}) is no range of addresses",
+            operation="register",
+        )
+    return span
+
+
+def _of_interface(memory: Any, interface: Any) -> Span:
     pointer, read_only = interface["data"]
     item = int(interface["typestr"][2:])
     shape = [int(extent) for extent in interface["shape"]]
     length = item * prod(shape)
+    if item <= 0 or any(extent < 0 for extent in shape):
+        raise ValueError(f"typestr {interface['typestr']!r}, shape {tuple(shape)}")
     strides = interface.get("strides")
     if strides is not None and length and not is_contiguous(shape, [int(stride) // item for stride in strides]):
         raise _refusal(f"the device array of shape {tuple(shape)} is not contiguous", _CONTIGUOUS_HINT)

@@ -67,11 +67,11 @@ class Watcher:
 
         Args:
             stream: a CUDA stream of the watcher's device. None: this thread raises it now (kinds "host" and "mapped"),
-                or the current stream does ("gdr").
-            n: by how much.
+                or the default stream does ("gdr").
+            n: by how much, below 2^32: so the number never comes round.
         """
         operation = "watcher add"
-        by = _words.number(n, "n", operation)
+        by = _words.number(n, "n", operation, most=_words.MOST_AT_ONCE)
         self._ensure_open(operation)
         if self._device == _words.HOST and stream is not None:
             raise ArgumentTypeError("a stream cannot raise a watcher of the host", operation=operation,

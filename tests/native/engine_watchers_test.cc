@@ -312,7 +312,7 @@ TEST_CASE("engine: trigger: closing what it posts makes firings fail, and they a
     CHECK(info.failed == 7);
     CHECK(info.active == 1);
     const bool region = what == kSource || what == kFarRegion;
-    CHECK(name_of(info.first_error.status) == name_of(region ? TE_ERR_REGION_CLOSED : TE_ERR_STALE));
+    CHECK(name_of(info.first_error.status) == name_of(region ? TE_ERR_REGION_CLOSED : TE_ERR_CLOSED));
     CHECK(info.first_error.message[0] != '\0');
     CHECK(te_trigger_wait(writer.engine, trigger, 5, 0, &writer.error) == TE_OK);
     CHECK(te_trigger_wait(writer.engine, trigger, 6, kPatience, &writer.error) == info.first_error.status);

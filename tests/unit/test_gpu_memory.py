@@ -170,3 +170,54 @@ def test_dlpack_exports_of_a_device_are_read(driver: Driver, engine: te.Engine) 
             assert f"{pointer + 64:#x}" in repr(region)
     with pytest.raises(te.RegistrationError, match="not contiguous"):
         engine.register(Exported((40, 1)), staging=True)
+
+
+@pytest.mark.parametrize(
+    "interface",
+    [
+        {},
+        {"data": None},
+        {"data": (4096, False), "shape": (4,)},
+        {"data": (4096, False), "shape": (4,), "typestr": "O"},
+        {"data": (4096, False), "shape": 4, "typestr": "|u1"},
+        {"data": (4096, False), "shape": (-4,), "typestr": "|u1"},
+        {"data": (-4096, False), "shape": (4,), "typestr": "|u1"},
+        {"data": (1 << 70, False), "shape": (4,), "typestr": "|u1"},
+        {"data": (4096, False), "shape": (1 << 70,), "typestr": "|u1"},
+        {"data": (None, False), "shape": (4,), "typestr": "|u1"},
+    ],
+    ids=str,
+)
+def test_malformed_device_arrays_are_refused_by_type(engine: te.Engine, interface: Any) -> None:
+    memory = SimpleNamespace(__cuda_array_interface__=interface)
+    region = engine.register(np.zeros(10, np.uint8))
+    for use in (engine.register, region.of):
+        with pytest.raises((te.ArgumentError, te.ArgumentTypeError)):
+            use(memory)
+
+
+@pytest.mark.parametrize("device", ["cuda:2147483648", "cuda:99999999999999999999"])
+def test_numbers_that_are_no_devices_are_refused(engine: te.Engine, device: str) -> None:
+    for use in (engine.allocate, lambda _, device: engine.register((4096, 4096, device))):
+        with pytest.raises(te.ArgumentError, match="unknown device"):
+            use(4096, device=device)
+    with pytest.raises(te.ArgumentError, match="unknown device"):
+        engine.flag(device)
+
+
+def test_more_memory_than_there_can_be_is_refused(driver: Driver, engine: te.Engine) -> None:
+    for nbytes in (1 << 63, 1 << 64, 1 << 100):
+        with pytest.raises(te.RegistrationError):
+            engine.allocate(nbytes, device="cuda:0")
+
+
+def test_without_a_driver_the_hint_says_what_to_install(engine: te.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TE_LIBCUDA", "/nowhere/libcuda.so.1")
+    for use in (
+        lambda: engine.allocate(10, device="cuda:0"),
+        lambda: engine.register((4096, 10, "cuda:0")),
+        lambda: te.Engine("sim", device="cuda:0"),
+    ):
+        with pytest.raises(te.TransferEngineError) as caught:
+            use()
+        assert "NVIDIA's driver" in caught.value.hint
