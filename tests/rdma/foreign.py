@@ -315,7 +315,7 @@ class Station:
         kind, serial = record["type"], record.get("serial")
         if kind == wire.ATTACH_REGION:
             base = int(self.memory.buf) + GUARD
-            self.records("BQBQBQQ", wire.REGION_ATTACHED, serial, wire.GRANTED, LENGTH, 1, base, self.memory.rkey)
+            self.records("BQBQIBQQ", wire.REGION_ATTACHED, serial, wire.GRANTED, LENGTH, 0, 1, base, self.memory.rkey)
         elif kind == wire.ATTACH_COUNTER:
             granted = (wire.GRANTED, self.granted_id, self.granted_index)
             self.records("BQBHH", wire.COUNTER_ATTACHED, serial, *granted)

@@ -16,6 +16,7 @@ GRANTED = 1
 NIC = struct.Struct("<BBHIIQ16s")
 HEADER = struct.Struct("<HBBIQIIQII")
 MAGIC, MESSAGE_MAGIC = 0x51583774, 0x7E51
+MESSAGE_VERSION = 2
 HANDSHAKE_BYTES = 128
 
 
@@ -185,14 +186,14 @@ class Header:
     first: int = 0
 
     def pack(self, body: bytes) -> bytes:
-        head = HEADER.pack(MESSAGE_MAGIC, 1, self.type, self.target_index, self.token, self.sequence,
+        head = HEADER.pack(MESSAGE_MAGIC, MESSAGE_VERSION, self.type, self.target_index, self.token, self.sequence,
                            self.acknowledged, self.consumed_bytes, len(body), self.first)  # fmt: skip
         return head + body
 
     @classmethod
     def unpack(cls, data: bytes) -> tuple[Header, bytes]:
         magic, version, kind, index, token, sequence, acknowledged, consumed, length, first = HEADER.unpack_from(data)
-        if (magic, version, length) != (MESSAGE_MAGIC, 1, len(data) - HEADER.size):
+        if (magic, version, length) != (MESSAGE_MAGIC, MESSAGE_VERSION, len(data) - HEADER.size):
             raise ValueError("no message")
         return cls(kind, index, token, sequence, acknowledged, consumed, first), data[HEADER.size :]
 
@@ -243,7 +244,7 @@ def take_record(reader: Reader) -> dict[str, Any]:
     if kind not in (SLOTS, RETIRE_SLOT, BYE_SAID, BYE_DONE, WRITE_OFF):
         record["serial"] = reader.take("Q")
     if kind == REGION_ATTACHED:
-        record["granted"], record["length"], count = reader.take("BQB")
+        record["granted"], record["length"], record["slot_bytes"], count = reader.take("BQIB")
         record["keys"] = [reader.take("QQ") for _ in range(count)]
     elif kind == COUNTER_ATTACHED:
         record["granted"], record["id"], record["index"] = reader.take("BHH")
