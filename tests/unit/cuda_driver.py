@@ -14,7 +14,7 @@ class Driver:
     """Allocates, fills and reads memory of a device."""
 
     def __init__(self, path: str) -> None:
-        self.library = library = ctypes.CDLL(path)
+        self.symbols = library = ctypes.CDLL(path)
         library.standin_cuda_read.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
         library.standin_cuda_write.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
         library.cuMemAlloc_v2.argtypes = (ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t)
@@ -25,31 +25,31 @@ class Driver:
         self.allocated: dict[int, int] = {}  # address -> device
 
     def configure(self, options: str) -> None:
-        assert self.library.standin_cuda_configure(options.encode()) == 0
+        assert self.symbols.standin_cuda_configure(options.encode()) == 0
 
     @contextlib.contextmanager
     def current(self, device: int) -> Iterator[None]:
         context = ctypes.c_void_p()
-        assert self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
-        assert self.library.cuCtxPushCurrent_v2(context) == 0
+        assert self.symbols.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+        assert self.symbols.cuCtxPushCurrent_v2(context) == 0
         yield
-        assert self.library.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+        assert self.symbols.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
 
     def allocate(self, nbytes: int, device: int = 0) -> int:
         pointer = ctypes.c_uint64()
         with self.current(device):
-            assert self.library.cuMemAlloc_v2(ctypes.byref(pointer), nbytes) == 0
+            assert self.symbols.cuMemAlloc_v2(ctypes.byref(pointer), nbytes) == 0
         self.allocated[pointer.value] = device
         return pointer.value
 
     def free(self, pointer: int) -> None:
         with self.current(self.allocated.pop(pointer)):
-            assert self.library.cuMemFree_v2(pointer) == 0
+            assert self.symbols.cuMemFree_v2(pointer) == 0
 
     def write(self, pointer: int, array: Any) -> None:
-        assert self.library.standin_cuda_write(pointer, array.ctypes.data, array.nbytes) == 0
+        assert self.symbols.standin_cuda_write(pointer, array.ctypes.data, array.nbytes) == 0
 
     def read(self, pointer: int, nbytes: int) -> Any:
         array = np.empty(nbytes, np.uint8)
-        assert self.library.standin_cuda_read(pointer, array.ctypes.data, nbytes) == 0
+        assert self.symbols.standin_cuda_read(pointer, array.ctypes.data, nbytes) == 0
         return array

@@ -113,7 +113,7 @@ def test_allocated_memory_is_seen_by_both(driver: Driver, engine: te.Engine) -> 
         with engine.register(buffer) as again:  # as the GPU's: it is the host's all the same
             assert (again.reach, again.length_bytes) == ("host", 5000)
     assert array[0] == 7  # the last view keeps the memory
-    assert driver.library.standin_cuda_statistic(b"host_allocations") >= 1
+    assert driver.symbols.standin_cuda_statistic(b"host_allocations") >= 1
     with engine.allocate(10) as plain, pytest.raises(te.ArgumentError, match="no device pointer"):
         _ = plain.device_pointer
     assert not hasattr(plain, "__cuda_array_interface__")

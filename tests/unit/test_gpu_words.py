@@ -25,14 +25,14 @@ class Gdr:
     loads = 0
 
     def __init__(self, path: str) -> None:
-        self.library = library = ctypes.CDLL(path)
+        self.symbols = library = ctypes.CDLL(path)
         library.standin_gdrapi_statistic.restype = ctypes.c_uint64
 
     def configure(self, options: str) -> None:
-        assert self.library.standin_gdrapi_configure(options.encode()) == 0
+        assert self.symbols.standin_gdrapi_configure(options.encode()) == 0
 
     def statistic(self, name: str) -> int:
-        return int(self.library.standin_gdrapi_statistic(name.encode()))
+        return int(self.symbols.standin_gdrapi_statistic(name.encode()))
 
 
 @pytest.fixture
@@ -175,8 +175,8 @@ def test_a_device_that_raises_a_watcher_posts_what_is_prepared(gdr: Gdr, make_en
 
 def test_closing_aborts_and_the_memory_goes_with_the_engine(driver: Driver, gdr: Gdr) -> None:
     def held() -> tuple[Any, ...]:
-        driver.library.standin_cuda_statistic.restype = ctypes.c_uint64
-        counted = (driver.library.standin_cuda_statistic(name) for name in (b"allocations", b"host_allocations"))
+        driver.symbols.standin_cuda_statistic.restype = ctypes.c_uint64
+        counted = (driver.symbols.standin_cuda_statistic(name) for name in (b"allocations", b"host_allocations"))
         return (*counted, gdr.statistic("pinned"), gdr.statistic("opened"))
 
     before = held()

@@ -103,25 +103,25 @@ class Helper:
     """The CPU's side: in C where there is a compiler, which gives the floor; else in Python."""
 
     def __init__(self, folder: Path) -> None:
-        self.library: ctypes.CDLL | None = None
+        self.compiled: ctypes.CDLL | None = None
         self.language = "Python"
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler:
             (folder / "helper.c").write_text(HELPER)
             library = folder / "helper.so"
             subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, folder / "helper.c"], check=True)
-            self.library = ctypes.CDLL(str(library))
-            self.library.respond.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_uint64]
-            self.library.respond.restype = None
-            self.library.leaving_ns.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-            self.library.leaving_ns.restype = ctypes.c_int64
-            self.library.attributes_ns.restype = ctypes.c_int64
+            self.compiled = ctypes.CDLL(str(library))
+            self.compiled.respond.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_uint64]
+            self.compiled.respond.restype = None
+            self.compiled.leaving_ns.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+            self.compiled.leaving_ns.restype = ctypes.c_int64
+            self.compiled.attributes_ns.restype = ctypes.c_int64
             self.language = "C"
 
     def respond(self, seen: int, answer: int, stop: int, rounds: int) -> None:
         """Stores k into `answer` as soon as `seen` is k, for k from 1; leaves when `stop` is not zero."""
-        if self.library is not None:
-            self.library.respond(seen, answer, stop, rounds)
+        if self.compiled is not None:
+            self.compiled.respond(seen, answer, stop, rounds)
             return
         watched, answered, ended = (ctypes.c_uint64.from_address(at) for at in (seen, answer, stop))
         for k in range(1, rounds + 1):
@@ -132,8 +132,8 @@ class Helper:
 
     def leaving_us(self, control: int, limit_s: float = 20.0) -> float:
         """From the abort word, as this thread sees it, to the first wait that has left. Negative: it did not happen."""
-        if self.library is not None:
-            return int(self.library.leaving_ns(control, int(1e9 * limit_s))) / 1e3
+        if self.compiled is not None:
+            return int(self.compiled.leaving_ns(control, int(1e9 * limit_s))) / 1e3
         words = (ctypes.c_uint64 * 2).from_address(control)
         end = time.monotonic() + limit_s
         begin = 0.0
@@ -146,13 +146,13 @@ class Helper:
 
     def attributes_us(self, pointer: int, names: list[int], rounds: int = 20_000) -> float | None:
         """What a call of cuPointerGetAttributes takes. None: there is no compiler, or it fails."""
-        if self.library is None:
+        if self.compiled is None:
             return None
         call = ctypes.CDLL("libcuda.so.1").cuPointerGetAttributes
         attributes = (ctypes.c_int * len(names))(*names)
         room = (ctypes.c_uint64 * (4 * len(names)))()
         values = (ctypes.c_void_p * len(names))(*(ctypes.addressof(room) + 32 * i for i in range(len(names))))
-        nanoseconds = self.library.attributes_ns(
+        nanoseconds = self.compiled.attributes_ns(
             ctypes.cast(call, ctypes.c_void_p), ctypes.c_uint(len(names)), attributes, values,
             ctypes.c_ulonglong(pointer), ctypes.c_uint64(rounds),
         )  # fmt: skip
